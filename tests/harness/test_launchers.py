@@ -5,13 +5,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-SWEEP = ["-m", "experiment=random_label", "size=smoke", "seed=1,2", "threads=1", "run.progress=false"]
+from sweeps import ROOT, finish, metrics, start
 
 RAY = [
     "hydra/launcher=ray",
@@ -20,28 +17,6 @@ RAY = [
 ]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-def start(root, *more, methods="none,fire"):
-    command = [sys.executable, "vision/train.py", *SWEEP, f"method={methods}", f"run.root={root}", *more]
-    environment = os.environ | {"RAY_worker_niceness": "0"}  # Ray's 15 starves on a busy machine
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-
-
-def finish(process):
-    output, _ = process.communicate(timeout=500)
-    assert process.returncode == 0, output[-3000:]
-    return output
-
-
-def metrics(root):
-    home = Path(root) / "random_label" / "smoke"
-    return {
-        f"{p.parent.parent.name}/{p.parent.name}": p.read_bytes() for p in home.glob("*/seed_*/metrics.jsonl")
-    }
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +35,9 @@ def test_a_campaign_through_a_launcher_gives_the_same_numbers(launcher, expected
     path.write_text(
         "{size: smoke, options: {threads: 1}, parts: [[{experiment: random_label, method: [none, fire], seed: [[1, 2]]}]]}"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "harness.campaign",
-        str(path),
-        f"run.root={root}",
-        f"hydra/launcher={launcher}",
-    ]
-    command += RAY[1:] if launcher == "ray" else ["hydra.launcher.array_parallelism=2"]
+    options = RAY[1:] if launcher == "ray" else ["hydra.launcher.array_parallelism=2"]
+    command = [sys.executable, "-m", "harness.campaign", str(path), f"run.root={root}"]
+    command += [f"hydra/launcher={launcher}", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert metrics(root) == expected
@@ -109,18 +78,14 @@ subprocess.run([sys.executable, *sys.argv[1:]])
 
 
 @pytest.mark.parametrize(
-    "start, settings, workers",
+    "how, settings, workers",
     [
         (["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], LANGUAGE, 2),
-        (
-            ["-c", DRIVER],
-            ["vision/train.py", "experiment=random_label"],
-            1,
-        ),  # which names itself as Ray's driver does
+        (["-c", DRIVER], ["vision/train.py", "experiment=random_label"], 1),  # named as Ray's driver
     ],
     ids=["torchrun", "driver"],
 )
-def test_workers_end_soon_after_the_process_that_started_them_is_killed(start, settings, workers, tmp_path):
+def test_workers_end_soon_after_the_process_that_started_them_is_killed(how, settings, workers, tmp_path):
     settings = [
         *settings,
         "size=small",
@@ -131,7 +96,7 @@ def test_workers_end_soon_after_the_process_that_started_them_is_killed(start, s
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     log = (tmp_path / "log").open("w")
     parent = subprocess.Popen(
-        [sys.executable, *start, *settings], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
+        [sys.executable, *how, *settings], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
     )
     while not [path for path in tmp_path.rglob("metrics.jsonl") if path.stat().st_size]:
         assert parent.poll() is None, (tmp_path / "log").read_text()

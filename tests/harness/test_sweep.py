@@ -2,35 +2,16 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-RUNS = ["-m", "experiment=random_label", "size=smoke", "method=none,fire", "seed=1,2", "run.jobs=2"]
-
-
-def start(root, *more):
-    command = [sys.executable, "vision/train.py", *RUNS, f"run.root={root}", *more]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **streams)
-
-
-def metrics(root):
-    home = Path(root) / "random_label" / "smoke"
-    return {str(path.relative_to(home)): path.read_bytes() for path in home.glob("*/seed_*/metrics.jsonl")}
+from sweeps import finish, metrics, start
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     root = tmp_path_factory.mktemp("whole")
-    process = start(root)
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
-    return root, output
+    return root, finish(start(root))
 
 
 def test_a_sweep_is_a_line_for_each_run_and_its_output_is_in_the_folders(whole):
@@ -41,7 +22,7 @@ def test_a_sweep_is_a_line_for_each_run_and_its_output_is_in_the_folders(whole):
     for log in root.glob("random_label/smoke/*/seed_*/log.txt"):
         assert "phase 2" in log.read_text()
     assert len(list(root.glob("random_label/smoke/*/seed_*/log.txt"))) == 4
-    again, _ = start(root).communicate()
+    again = finish(start(root))
     assert "4 of 4 runs are finished already" in again and "sweep: 4 of 4 done" in again
 
 
