@@ -246,7 +246,7 @@ def effects(table: pd.DataFrame, rival: str) -> pd.DataFrame:
     variance). The starts of Figure 3 share a first phase, so each seed contributes the mean of its differences."""
     rows = of_fire(table[table["premise"].eq(True) & table["gain"].notna()])
     rows = at_largest_size(rows[rows["worse"].eq(rival)])
-    rows = rows[rows["experiment"].isin(["_".join(cell) for cell in paper.cells()])]
+    rows = rows[rows["experiment"].isin(paper.panels())]
     of_figure_3 = rows["figure"].eq("fig3")
     found = rows[~of_figure_3].set_index("experiment")["gains"].to_dict()
     starts = pd.DataFrame(list(rows["gains"][of_figure_3]))  # one row per start, one column per seed

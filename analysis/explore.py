@@ -54,7 +54,7 @@ def page_data(results: Results) -> dict[str, Any]:
 
 
 def _in_order(parts: Iterable[Results]) -> list[Results]:
-    panels = ["_".join(cell) for cell in paper.cells()]
+    panels = paper.panels()
 
     def rank(part: Results) -> tuple[int, bool, str, int]:
         name, size = part.first["experiment"], SIZES.index(part.first["size"])
@@ -86,7 +86,7 @@ def _setting(part: Results, rows: pd.DataFrame, labels: dict[str, int]) -> dict[
         told.append(about | _measure(of_measure, labels))
     return {
         "experiment": first["experiment"],
-        "panel": names.panel(figure, first["panel"]),
+        "panel": names.panel(first["experiment"]),
         "group": f"Figure {figure.removeprefix('fig')[:1]}" if figure else "Beside the paper's panels",
         "size": f"{first['size']}, {names.data(first['data'])}",
         "title": names.one_line(part),

@@ -80,12 +80,11 @@ def seeds_text(counts: pd.Series) -> str:
     return f"{fewest}-{most} seeds" if fewest < most else f"{most} seed{'s' if most > 1 else ''}"
 
 
-def panel(figure: str, name: str) -> str:
+def panel(experiment: str) -> str:
     """Return for example `2a ResNet-18` for a panel of the paper, and the name itself for another experiment."""
-    known = NAMES["panels"].get(name)
-    if figure and known:
-        return f"{figure.removeprefix('fig')} {known}"
-    return "_".join(filter(None, (figure, name)))
+    figure, _, name = experiment.partition("_")
+    known = NAMES["panels"].get(name) if figure.startswith("fig") else None
+    return f"{figure.removeprefix('fig')} {known}" if known else experiment
 
 
 def data(name: str) -> str:

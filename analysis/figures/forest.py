@@ -27,21 +27,20 @@ def short(rival: str) -> str:
 def draw(parts: Sequence[Results]) -> Figure:
     """Return the figure of the four rivals of the pooled question."""
     table, first = claims.verdicts(parts), claims.verdicts(parts, rounds=1)
-    panels = [cell for cell in paper.cells() if "_".join(cell) in set(table["experiment"])]
+    panels = [panel for panel in paper.panels() if panel in set(table["experiment"])]
     size = {part.first["experiment"]: part.first["size"] for part in parts}
-    sizes = ["" if size["_".join(cell)] == "medium" else f" ({size['_'.join(cell)]})" for cell in panels]
-    titles = [names.panel(*cell) + size for cell, size in zip(panels, sizes)]
+    titles = [names.panel(each) + ("" if size[each] == "medium" else f" ({size[each]})") for each in panels]
     figure, grid = _grid(claims.GROUPS, [*titles, "all panels that count"], 0.19)
     frames, rounds = (table, claims.verdicts(parts, "exploring")), (comparisons(first), comparisons(table))
     confirmed, early = (claims.pooled(frame).set_index("rival") for frame in frames)
     for axis, rival in zip(grid, claims.GROUPS):
-        for place, cell in enumerate(panels):
-            shown = [found["_".join(cell), rival] for found in rounds if ("_".join(cell), rival) in found]
+        for place, panel in enumerate(panels):
+            shown = [found[panel, rival] for found in rounds if (panel, rival) in found]
             shown = shown[1:] if len(shown) == 2 and shown[0]["seeds"] == shown[1]["seeds"] else shown
             for number, row in enumerate(shown):
                 shift = 0.0 if len(shown) == 1 else (0.17, -0.17)[number]
                 draw_row(axis, -place + shift, row, "s" if number else "o")
-            theirs = paper.gain(*cell, "fire", rival)
+            theirs = paper.gain(panel, "fire", rival)
             if theirs == theirs:
                 edge, marker = (0.96 * REACH, ">") if theirs > 0 else (-0.96 * REACH, "<")
                 axis.plot(edge, -place, marker, color=THEIRS, markersize=2.5, clip_on=False, zorder=6)
@@ -66,11 +65,11 @@ def draw_rivals(parts: Sequence[Results]) -> Figure:
     """Return the figure of the rivals that were planned."""
     table = claims.verdicts(parts)
     found = comparisons(table[table["planned"] > 0])
-    panels = [cell for cell in paper.cells() if any(("_".join(cell), rival) in found for rival in RIVALS)]
-    figure, grid = _grid(RIVALS, [names.panel(*cell) for cell in panels], 0.3)
+    panels = [panel for panel in paper.panels() if any((panel, rival) in found for rival in RIVALS)]
+    figure, grid = _grid(RIVALS, [names.panel(panel) for panel in panels], 0.3)
     for axis, rival in zip(grid, RIVALS):
-        for place, cell in enumerate(panels):
-            if row := found.get(("_".join(cell), rival)):
+        for place, panel in enumerate(panels):
+            if row := found.get((panel, rival)):
                 draw_row(axis, -place, row | {"colour": COLOUR if row["decided"] else GREY}, "o")
     grid[0].set_ylim(-len(panels) + 0.5, 0.5)
     return figure

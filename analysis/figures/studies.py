@@ -43,7 +43,7 @@ def draw_gains(parts: Sequence[Results]) -> Figure:
     rows = frame[frame["headline"] & (frame["reference"] == "none")]
     rows = estimates.gains(rows).set_index(["experiment", "label"])
     figure, grid = plt.subplots(1, 2, figsize=(7.4, 2.4), width_ratios=(2, 3))
-    titles = {p.first["experiment"]: names.panel(*p.first[["figure", "panel"]]) for p in parts}
+    titles = {p.first["experiment"]: names.panel(p.first["experiment"]) for p in parts}
     for axis, start, unit in zip(grid, ("fig2", "fig3"), ("test accuracy", "validation loss")):
         shown = [experiment for experiment in GAINS if experiment.startswith(start) and experiment in titles]
         for (place, experiment), (beside, label) in product(enumerate(shown), enumerate(PARTS)):
@@ -136,7 +136,7 @@ def draw_scaling(parts: Sequence[Results]) -> Figure:
             reach = [line["mean"] - line["low"], line["high"] - line["mean"]]
             beside = line["images"] * 1.03**place  # so that intervals do not cover each other
             axis.errorbar(beside, line["mean"], reach, fmt="o-", markersize=4, linewidth=1.2, label=study)
-        theirs = paper.gain("fig2a", "cifar10_resnet18", *pair)
+        theirs = paper.gain("fig2a_cifar10_resnet18", *pair)
         axis.plot(ALL_IMAGES, theirs, "k_", markersize=12, markeredgewidth=2, label="the paper")
         axis.axhline(0, color="#8A8A8A", linewidth=0.8)
         axis.set_xscale("log")

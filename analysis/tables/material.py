@@ -7,7 +7,7 @@ from functools import cached_property
 
 import pandas as pd
 
-from analysis import claims, estimates, names
+from analysis import claims, estimates
 from analysis.runs import Results, at_largest_size, at_most, settings
 
 
@@ -43,8 +43,3 @@ class Material:
         """Return the headline comparisons with `reference`, each experiment at its largest size."""
         rows = self.frame[self.frame["headline"] & (self.frame["reference"] == reference)]
         return at_largest_size(rows[rows["experiment"].isin(experiments)])
-
-
-def panel_of(experiment: str) -> str:
-    """Return the name of a panel of the paper, given its experiment."""
-    return names.panel(*experiment.split("_", 1))

@@ -12,7 +12,7 @@ from analysis.measures import digits
 from analysis.rendering import column, difference_text, markdown, mean_text, number, short, spread
 from analysis.runs import SIZES, at_most, settings
 from analysis.stats import estimate
-from analysis.tables.material import Material, panel_of
+from analysis.tables.material import Material
 
 OVERVIEW = {  # experiments in README.md's table, each with the size that is shown
     "fig2a_cifar10_resnet18": "medium",
@@ -43,7 +43,7 @@ def ends(part: pd.DataFrame, measure: str) -> pd.DataFrame:
     table = {"method": rows["name"], "all seeds: mean [95 %]": column(mean_text, rows, decimals)}
     table |= {"seeds": rows["n"], "all seeds: minus none [95 %]": column(difference_text, rows, decimals)}
     shown = about["headline"] and about["size"] == "paper"
-    if theirs := paper.end_values(about["figure"], about["panel"]) if shown else {}:
+    if theirs := paper.end_values(about["experiment"]) if shown else {}:
         table["paper"] = [number(theirs.get(label), decimals) for label in rows["label"]]
     return pd.DataFrame(table)
 
@@ -105,7 +105,7 @@ def against_none(
 
 def gains(material: Material) -> pd.DataFrame:
     """Return the gains over `none` of FIRE and of its parts, over all seeds."""
-    rows = {panel_of(name): (name, "medium") for name in studies.GAINS}
+    rows = {names.panel(name): (name, "medium") for name in studies.GAINS}
     return against_none(estimates.gains(material.frame), rows, studies.PARTS)
 
 
@@ -120,7 +120,7 @@ def costs(material: Material) -> pd.DataFrame:
     table, renewed = [], studies.renewed()
     for part in settings(at_most(material.results.select(experiment=studies.COSTS), "medium")):
         _, new = renewed.get(part.first["experiment"], ({}, {}))
-        panel = panel_of(part.first["experiment"])
+        panel = names.panel(part.first["experiment"])
         decimals = digits(measures.AT_BOUNDARY[part.first["figure"][:4]][0].metric)
         for label, row in studies.costs(part).iterrows():
             texts = {moment: spread(*found[:3], decimals) for moment, found in row.items()}
@@ -137,7 +137,7 @@ def batch_norm(_: Material) -> pd.DataFrame:
     for experiment, (old, new) in studies.renewed().items():
         for method in names.ordered(old):
             told = {age: estimate(values[method]) for age, values in (("old", old), ("new", new))}
-            row = {"panel": panel_of(experiment), "method": names.look(method).name}
+            row = {"panel": names.panel(experiment), "method": names.look(method).name}
             row |= {f"{age} statistics": spread(*each[:3]) for age, each in told.items()}
             table.append(row | {"seeds": told["new"].n})
     return pd.DataFrame(table)
@@ -164,12 +164,12 @@ def random_labels(material: Material) -> pd.DataFrame:
 
 def status(material: Material) -> pd.DataFrame:
     """Return the methods, seeds and data that are finished: one row per panel of the paper, one column per size."""
-    rows = {cell: dict.fromkeys(SIZES[:-1], "not run") for cell in paper.cells()}
-    for (figure, panel, size), runs in material.results.finished.groupby(["figure", "panel", "size"]):
-        if (figure, panel) in rows:
+    rows = {panel: dict.fromkeys(SIZES[:-1], "not run") for panel in paper.panels()}
+    for (experiment, size), runs in material.results.finished.groupby(["experiment", "size"]):
+        if experiment in rows:
             own = runs[runs["label"] == runs["method"]]
             seeds = (own if len(own) else runs).groupby("label")["seed"].nunique()
             most = f"{seeds.max()}" if seeds.nunique() == 1 else f"{seeds.min()}-{seeds.max()}"
             text = f"{len(seeds)} methods x {most} seeds, {names.data(runs['data'].iloc[0])}"
-            rows[figure, panel][size] = text
-    return pd.DataFrame({"panel": names.panel(*cell)} | row for cell, row in rows.items())
+            rows[experiment][size] = text
+    return pd.DataFrame({"panel": names.panel(panel)} | row for panel, row in rows.items())

@@ -8,7 +8,7 @@ from analysis import names, paper
 from analysis.figures import studies
 from analysis.rendering import column, difference_text, short, spread
 from analysis.runs import RESULTS, at_largest_size
-from analysis.tables.material import Material, panel_of
+from analysis.tables.material import Material
 
 
 def single_questions(material: Material) -> pd.DataFrame:
@@ -84,8 +84,8 @@ def moved(material: Material) -> pd.DataFrame:
     rows = at_largest_size(material.results.boundaries)
     rows = rows[rows["experiment"].str.fullmatch(r"fig2[abc]_\w+_vit_tiny") & rows["label"].eq("fire")]
     shares = rows.groupby(["experiment", "phase"])["sfe_share"].mean().groupby(level=0).agg(["first", "last"])
-    theirs = paper.panel_of("fig5b", "normalized_sfe").set_index("method")["y"]["fire"]
-    shares = shares.assign(paper=theirs).map("{:.2f}".format).rename(index=panel_of).rename_axis("panel")
+    theirs = paper.figure_5b("normalized_sfe")["fire"]
+    shares = shares.assign(paper=theirs).map("{:.2f}".format).rename(index=names.panel).rename_axis("panel")
     heads = {"first": "first boundary", "last": "last boundary", "paper": "paper (network not named)"}
     return shares.rename(columns=heads).reset_index()
 
@@ -99,10 +99,9 @@ def convergence(_: Material) -> pd.DataFrame:
 
 def table1(_: Material) -> pd.DataFrame:
     """Return what one boundary costs, with the paper's Table 1 beside it."""
-    names = {"boundary_seconds": "seconds", "boundary_mb": "MB"}
-    rows, theirs = pd.read_csv(RESULTS / "table1.csv"), paper.boundary_costs()
-    pairs = [theirs.get(method, ("-", "-")) for method in rows["method"]]
+    heads = {"boundary_seconds": "seconds", "boundary_mb": "MB"}
+    heads |= {"seconds": "paper (GPU), s", "memory_mb": "paper, MB"}
+    theirs = pd.read_csv(paper.FOLDER / "costs.csv", dtype=str)
+    rows = pd.read_csv(RESULTS / "table1.csv").merge(theirs, "left", "method")
     rows = rows.assign(boundary_mb=rows["boundary_mb"].round().astype(int))
-    table = rows[["method", "device", "hardware", "images", "batch", *names]].map(short)
-    table[["paper (GPU), s", "paper, MB"]] = pairs
-    return table.rename(columns=names)
+    return rows[["method", "device", "hardware", "images", "batch", *heads]].map(short).rename(columns=heads)

@@ -11,7 +11,7 @@ from analysis import claims, names, paper
 from analysis.figures import fig5, forest
 from analysis.rendering import number, p_text, spread
 from analysis.runs import at_largest_size
-from analysis.tables.material import Material, panel_of
+from analysis.tables.material import Material
 
 
 def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
@@ -26,7 +26,7 @@ def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
         # where no comparison was planned and none of seeds 1 to 5 ran, those from 6 on explore
         fresh = " from 6 on" if not row["planned"] and min(row["exploring_gains"], default=0) > 5 else ""
         told = {
-            "panel": names.panel(row["figure"], row["panel"]),
+            "panel": names.panel(row["experiment"]),
             "size": row["size"],
             "comparison": claim_text(row),
             "paper's gain": number(paper_gain(row), decimals, sign=True),
@@ -42,7 +42,7 @@ def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
 
 def paper_gain(row: Mapping[str, Any]) -> float:
     """Return the paper's gain in a comparison."""
-    return paper.gain(row["figure"], row["panel"], row["better"], row["worse"])
+    return paper.gain(row["experiment"], row["better"], row["worse"])
 
 
 def claim_text(claim: Mapping[str, Any]) -> str:
@@ -61,15 +61,15 @@ def premises(material: Material) -> pd.DataFrame:
     divided by that of random actions, on seeds 1 to 5 and on all seeds before the second round."""
     table, said = [], {True: "met", False: "not met", None: "-"}
     for part in material.parts("fig2*", "fig4*"):
-        figure, panel = part.first[["figure", "panel"]]
+        experiment = part.first["experiment"]
         first, last = claims.premise(part, rounds=1), claims.premise(part)
         second = first.measured and last.measured.n > first.measured.n
         everything = last if second else claims.premise(part, "all")
-        if first.measured is None or (figure, panel) not in paper.cells():
+        if first.measured is None or experiment not in paper.panels():
             continue
-        row = {"panel": names.panel(figure, panel), "size": part.first["size"], "round": 2 if second else 1}
+        row = {"panel": names.panel(experiment), "size": part.first["size"], "round": 2 if second else 1}
         for seeds, found in (("seeds 1 to 5", first), ("all seeds before round 2", everything)):
-            level = figure.startswith("fig2")
+            level = experiment.startswith("fig2")
             row[seeds] = f"{spread(*found.measured[:3], 4 if level else 2, sign=level)} ({found.measured.n})"
             row[f"{seeds}: premise"] = said[found.holds]
         table.append(row)
@@ -90,7 +90,7 @@ def pooled(material: Material) -> pd.DataFrame:
     table = []
     for seeds, verdicts in material.both.items():
         for row in claims.pooled(verdicts).to_dict("records"):
-            theirs = [paper.gain(*cell, "fire", row["rival"]) for cell in paper.cells()]
+            theirs = [paper.gain(panel, "fire", row["rival"]) for panel in paper.panels()]
             known = [gap for gap in theirs if gap == gap]
             told = {
                 "FIRE against": names.look(row["rival"]).name,
@@ -127,10 +127,12 @@ def example(material: Material) -> pd.DataFrame:
 
 def grid(material: Material, rivals: Sequence[str]) -> pd.DataFrame:
     """Return one row per panel of the paper and one column per rival: where FIRE ends, by the verdict of the panel."""
-    rows, panels = claims.of_fire(material.planned), ["_".join(cell) for cell in paper.cells()]
+    rows = claims.of_fire(material.planned)
     rows = rows.assign(side=[side(row) for row in rows.to_dict("records")])
-    wide = rows.pivot(index="experiment", columns="worse", values="side").reindex(panels, columns=rivals)
-    wide = wide.dropna(how="all").fillna("-").rename(index=panel_of).rename_axis("panel")
+    wide = rows.pivot(index="experiment", columns="worse", values="side").reindex(
+        paper.panels(), columns=rivals
+    )
+    wide = wide.dropna(how="all").fillna("-").rename(index=names.panel).rename_axis("panel")
     return wide.rename(columns=lambda rival: f"against {forest.short(rival)}").reset_index()
 
 
@@ -148,11 +150,11 @@ def contradictions(material: Material) -> pd.DataFrame:
         theirs = paper_gain(row)
         if row["verdict"] in claims.DECIDED and theirs * row["gain"] < 0:
             ours = spread(row["gain"], row["low"], row["high"], row["decimals"], sign=True)
-            told = {"panel": panel_of(row["experiment"]), "comparison": claim_text(row)}
+            told = {"panel": names.panel(row["experiment"]), "comparison": claim_text(row)}
             table.append(told | {"paper": number(theirs, row["decimals"], sign=True), "ours [95 %]": ours})
-    theirs = paper.panel_of("fig5b", "hessian_lambda_max").set_index("method")["y"]
+    theirs = paper.figure_5b("hessian_lambda_max")
     for row in fig5.hessians(at_largest_size(material.frame)).to_dict("records"):
-        told = {"panel": f"5b, {panel_of(row['experiment'])}"}
+        told = {"panel": f"5b, {names.panel(row['experiment'])}"}
         told["comparison"] = "largest Hessian eigenvalue: FIRE, S&P"
         told["paper"] = f"{theirs['fire']:.1f}, {theirs['shrink_perturb']:.1f} (network not named)"
         ours = f"{row['fire']:.0f}, {row['shrink_perturb']:.0f} ({row['n']} seeds)"

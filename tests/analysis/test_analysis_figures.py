@@ -124,8 +124,8 @@ def test_a_side_is_the_interval_that_excludes_0():
     "claim", paper.claims().to_dict("records"), ids=lambda c: f"{c['experiment']}-{c['worse']}"
 )
 def test_the_papers_own_numbers_bear_out_every_claim(claim):
-    ends = paper.end_values(claim["figure"], claim["panel"])
-    if not claim["source"].startswith("the paper's"):
+    ends = paper.end_values(claim["experiment"])
+    if claim["experiment"] not in paper.panels():
         assert ends == {}
     elif claim["figure"] == "fig3":
         assert ends[claim["better"]] < ends[claim["worse"]]
@@ -134,11 +134,11 @@ def test_the_papers_own_numbers_bear_out_every_claim(claim):
 
 
 def test_paper_end_values_are_the_last_points_and_hidden_ends_are_absent():
-    assert paper.end_values("fig2a", "cifar10_resnet18")["fire"] == 0.8289
-    assert paper.end_values("fig4b", "walk")["shrink_perturb"] == 779.4
-    assert "cbp" not in paper.end_values("fig2b", "tiny_imagenet_vgg16")
-    assert paper.end_values("", "random_label") == {} == paper.end_values("fig5a", "cifar10_resnet18")
-    assert len(paper.cells()) == 17
+    assert paper.end_values(CELL)["fire"] == 0.8289
+    assert paper.end_values("fig4b_walk")["shrink_perturb"] == 779.4
+    assert "cbp" not in paper.end_values("fig2b_tiny_imagenet_vgg16")
+    assert paper.end_values("random_label") == {} == paper.end_values("fig5a_cifar10_resnet18")
+    assert len(paper.panels()) == 17
 
 
 def test_moved_share_is_of_the_same_weights_reset(tmp_path):

@@ -271,7 +271,7 @@ def test_the_plan_names_panels_of_the_paper_and_the_seeds_of_the_rule(monkeypatc
     monkeypatch.undo()
     planned, first = claims.confirming_plan(), claims.confirming_plan(1)
     assert first["fig3_60k", "rescale"] == range(6, 16) and first["fig4b_walk", "fire"] == range(6, 11)
-    assert {experiment for experiment, _ in planned} == {"_".join(cell) for cell in claims.paper.cells()}
+    assert {experiment for experiment, _ in planned} == set(claims.paper.panels())
     changed = {
         experiment
         for experiment, method in planned

@@ -13,11 +13,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import fire_core.methods
+from analysis import paper
 from fire_core import UserError, attach, triggers
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
@@ -285,6 +287,20 @@ def test_the_table_of_architectures_is_what_the_command_prints() -> None:
         show()
     table = text.partition("```text\n")[2].removesuffix("```\n")
     assert table == printed.getvalue(), "print it again with the command at the top of the page"
+
+
+PAPER_PANELS = sorted(paper.panels())
+
+
+@pytest.mark.parametrize("figure", ["fig2", "fig3", "fig4a", "fig4b"])
+def test_the_readme_gives_the_minutes_of_the_papers_panels(figure: str) -> None:
+    """They are those of the experiments' files; the panels of Figure 3 inherit theirs from fig3_best."""
+    files = [ROOT / "conf/experiment" / f"{name}.yaml" for name in PAPER_PANELS if name.startswith(figure)]
+    minutes = [OmegaConf.load(file).get("minutes", {}) for file in files]
+    row = next(line for line in (ROOT / "README.md").read_text().splitlines() if f"| `{figure}" in line)
+    for size, told in zip(("small", "medium"), row.split("|")[-3:-1], strict=True):
+        values = [each[size] for each in minutes if size in each]
+        assert [float(number) for number in told.split(" to ")] == sorted({min(values), max(values)})
 
 
 def test_the_readme_gives_the_size_of_the_papers_campaign(tmp_path: Path) -> None:
