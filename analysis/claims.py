@@ -117,7 +117,9 @@ def _compared(part: Results, which: str, rounds: int) -> pd.DataFrame:
     rows, ran = [], set(ends)
     if which == "confirming" and size == "medium":  # what was planned is open until it has run
         ran |= {method for planned, method in confirming_plan(rounds) if planned == experiment}
-    note = "" if which != "confirming" or holds is not True else later_premise(part)
+    note = ""
+    if which == "confirming" and holds and (later := premise(part, "all")).holds is False:
+        note = f"premise not met on all {later.measured.n} seeds"
     for pair in _pairs(experiment, ran):
         both = pair["better"], pair["worse"]
         found, planned = gains(ends, *both, measure), planned_seeds(experiment, size, *both, rounds=rounds)
@@ -146,12 +148,6 @@ def _compared(part: Results, which: str, rounds: int) -> pd.DataFrame:
     table.loc[~table["complete"].astype(bool), ["gain", "low", "high", "p", "p_holm"]] = np.nan
     table["verdict"] = [verdict(row) for row in table.to_dict("records")]
     return table[COLUMNS]
-
-
-def later_premise(part: Results) -> str:
-    """Return a note where the premise is met by the exploring seeds and not by all seeds that ran, else ""."""
-    found = premise(part, "all")
-    return f"premise not met on all {found.measured.n} seeds" if found.holds is False else ""
 
 
 def verdict(row: Mapping[str, Any]) -> str:

@@ -79,15 +79,14 @@ def page(record: pd.DataFrame) -> str:
     official = compared["method"].map(lambda method: "official" in variants(method))
     compared["variant"] = official.map({True: "official", False: "the same in both"})  # what was compared
     made = {
-        "panels": panels.fillna("").rename_axis("panel").reset_index()[["panel", *ASPECTS]],
-        "quantities": summary(cells.sort_values("quantity", kind="stable"), "quantity")[["quantity", *HEAD]],
-        "methods": compared[["method", "variant", "quantities", HEAD[0], HEAD[2]]],
-        "others": summary(others, "experiment", "quantity").drop(columns="quantities"),
+        "table panels": panels.fillna("").rename_axis("panel").reset_index()[["panel", *ASPECTS]],
+        "table quantities": summary(cells.sort_values("quantity", kind="stable"), "quantity")[
+            ["quantity", *HEAD]
+        ],
+        "table methods": compared[["method", "variant", "quantities", HEAD[0], HEAD[2]]],
+        "table others": summary(others, "experiment", "quantity").drop(columns="quantities"),
     }
-    return fill(
-        PAGE.read_text(encoding="utf-8"),
-        {"table": {name: partial(table, each) for name, each in made.items()}},
-    )
+    return fill(PAGE.read_text(encoding="utf-8"), {name: partial(table, each) for name, each in made.items()})
 
 
 def summary(record: pd.DataFrame, *by: str) -> pd.DataFrame:

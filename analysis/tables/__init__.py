@@ -7,7 +7,7 @@ People write the documents. Between `<!-- table NAME -->` and `<!-- end -->` sta
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from analysis.tables import panels, studies, verdicts
 from analysis.tables.material import Material
 from analysis.tables.panels import at_boundary, ends
 from analysis.tables.verdicts import comparisons
-from fire_core.errors import UserError
 from fire_core.files import write_atomic
 
 __all__ = ["DOCUMENTS", "TABLES", "Material", "at_boundary", "comparisons", "ends", "fill", "texts", "write"]
@@ -62,7 +61,7 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "convergence": studies.convergence,
     "table1": studies.table1,
 }
-BLOCK = re.compile(r"(<!-- (?P<kind>table|figure) (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- ((?:table|figure) [\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def write() -> list[Path]:
@@ -75,21 +74,12 @@ def write() -> list[Path]:
 
 def texts(material: Material) -> dict[Path, str]:
     """Return {path: text} of every document."""
-    make = {
-        "table": {name: lambda table=table: markdown(table(material)) for name, table in TABLES.items()},
-        "figure": {name: partial(str, text) for name, text in CAPTIONS.items()},
-    }
+    make = {f"table {name}": lambda table=table: markdown(table(material)) for name, table in TABLES.items()}
+    make |= {f"figure {name}": partial(str, text) for name, text in CAPTIONS.items()}
     return {ROOT / name: fill((ROOT / name).read_text(encoding="utf-8"), make) for name in DOCUMENTS}
 
 
-def fill(text: str, make: dict[str, dict[str, Callable[[], str]]]) -> str:
-    """Return a document with what `make`[kind][name] returns between `<!-- kind name -->` and `<!-- end -->`. Raises
-    UserError for a name that is not known."""
-
-    def filled(match: re.Match[str]) -> str:
-        kind, name = match["kind"], match["name"]
-        if name not in make[kind]:
-            raise UserError(f"there is no {kind} {name!r}: choose from {', '.join(make[kind])}")
-        return f"{match[1]}{make[kind][name]()}\n{match[4]}"
-
-    return BLOCK.sub(filled, text)
+def fill(text: str, make: Mapping[str, Callable[[], str]]) -> str:
+    """Return a document with what `make`[NAME] returns between `<!-- NAME -->` and `<!-- end -->`. Raises KeyError for a
+    table or figure that is not there."""
+    return BLOCK.sub(lambda match: f"{match[1]}{make[match[2]]()}\n{match[3]}", text)
