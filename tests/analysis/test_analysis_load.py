@@ -10,7 +10,7 @@ import pytest
 from synthetic_runs import task_lines, warm_start_lines, write_run
 
 from analysis import measures, plot, runs
-from analysis.export import export
+from analysis.export import export, thin
 from analysis.rendering import markdown, plain
 from analysis.runs import load, load_exported, open_results, settings
 from fire_core.errors import UserError
@@ -166,6 +166,12 @@ def test_an_export_is_read_back_and_keeps_other_experiments(root, tmp_path):
     before = {path: path.read_bytes() for path in paths}
     export(results.select(experiment="random_label"), out)
     assert {path: path.read_bytes() for path in paths} == before
+
+
+def test_a_thinned_curve_keeps_the_ends_of_a_phase():
+    rows = pd.DataFrame({"label": "none", "seed": 1, "metric": "loss", "phase": 0, "step": range(250)})
+    kept = thin(rows)["step"].tolist()
+    assert (kept[:3], kept[-1], len(kept)) == ([0, 3, 7], 249, 64)
 
 
 def test_a_seed_counts_once(root):
