@@ -10,7 +10,7 @@ from pathlib import Path
 from analysis import explore, plot, sweep, tables
 from analysis.export import export
 from analysis.figures import CAPTIONS, FIGURES
-from analysis.rendering import plain
+from analysis.rendering import markdown, plain
 from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
 from fire_core.errors import UserError, did_you_mean, print_error, reader_may_leave
 from fire_core.files import write_atomic
@@ -48,6 +48,15 @@ def write_tables(options: Namespace) -> int:
     return sweep.show(options)
 
 
+def count_claims(options: Namespace) -> int:
+    """Print the verdicts on the paper's comparisons as counts, and the pooled estimates, with the exploring and with the
+    confirming seeds (docs/concepts/statistics.md)."""
+    results = open_results(options.root)
+    material = tables.Material(results)
+    print(*(markdown(tables.TABLES[name](material)) for name in ("counts", "pooled")), sep="\n\n")
+    return say(results.problems)
+
+
 def write_export(options: Namespace) -> int:
     """Write the finished runs into analysis/results as compressed CSV files that are small enough to commit."""
     results = load(options.root, options.experiment).select(size=options.size)
@@ -80,11 +89,11 @@ def parser() -> ArgumentParser:
     whole = ArgumentParser(prog="python -m analysis", description="Tables and figures of runs.")
     commands = whole.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(name: str, run: Callable[[Namespace], int]) -> ArgumentParser:
+    def command(name: str, run: Callable[[Namespace], int], root: str = "runs") -> ArgumentParser:
         about = str(run.__doc__)
         own = commands.add_parser(name, help=about.partition(".")[0], description=about)
         own.set_defaults(run=run)
-        own.add_argument("--root", default="runs", help="folder of runs, or an export; default runs")
+        own.add_argument("--root", default=root, help=f"folder of runs, or an export; default {root}")
         return own
 
     figures = command("figures", draw_figures)
@@ -100,7 +109,8 @@ def parser() -> ArgumentParser:
     one.add_argument("--size", choices=SIZES, default="small", help="default small")
     must = {"default": [], "help": "separated by commas: those that must be present"}
     one.add_argument("--methods", type=lambda text: text.split(","), **must)
-    one.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], **must)
+    one.add_argument("--seeds", type=whole_numbers, **must)
+    command("claims", count_claims, root=str(RESULTS))
     page = command("explore", write_explorer)
     page.add_argument("--size", choices=SIZES, help="default: all")
     page.add_argument("--out", help="the page; default <root>/explore.html")
@@ -109,6 +119,11 @@ def parser() -> ArgumentParser:
     exported.add_argument("--experiment", nargs="*", default=["*"], help="names or patterns; default: all")
     exported.add_argument("--out", default=str(RESULTS))
     return whole
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Return the numbers of a list separated by commas."""
+    return [int(item) for item in text.split(",")]
 
 
 def main(given: Sequence[str] | None = None) -> int:

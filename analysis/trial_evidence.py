@@ -22,11 +22,12 @@ import numpy as np
 import pandas as pd
 from scipy import stats as distributions
 
-from analysis import measures
+from analysis import measures, names, plot
 from analysis.measures import Measure
+from analysis.plot import Figure, plt
 from analysis.rendering import markdown
 from analysis.runs import SIZES, Results, at_most, load, load_exported, settings
-from analysis.stats import estimate
+from analysis.stats import Estimate, estimate
 from fire_core import TrialResult
 from harness.runs.folders import read_config
 
@@ -165,6 +166,31 @@ def agreement(found: Sequence[Panel]) -> pd.DataFrame:
         row |= {"rank correlation": f"{np.mean(ranks):.2f}", "signs right": f"{np.mean(right):.0%}"}
         rows.append(row | {"of decided differences": len(right)})
     return pd.DataFrame(rows)
+
+
+def draw(parts: Sequence[Results]) -> Figure:
+    """Return the figure, one panel per domain and one for all."""
+    found = panels(parts)
+    looks = (("the leader", leader, "#0072B2", "o"), ("cautious", cautious, "#7A7A7A", "s"))
+    tried = {(rule, share): losses(found, rule, share) for rule in RULES.values() for share in SHARES}
+    always = losses(found, "fire", SHARES[-1])
+    figure, grid = plt.subplots(1, 4, figsize=(9, 2.6), sharey=True)
+    for axis, domain in zip(grid, GROUPS):
+        for place, (title, rule, colour, marker) in enumerate(looks):
+            cells = {100 * share + place: tried[rule, share][domain] for share in SHARES}
+            known = {x: estimate(each) for x, each in cells.items() if len(each) > 2}
+            known = pd.DataFrame(known, Estimate._fields).T
+            axis.plot(known.index, known["mean"], color=colour, marker=marker, markersize=4, label=title)
+            axis.vlines(known.index, known["low"], known["high"], color=colour, linewidth=1)
+        if level := always[domain]:
+            style = {"color": names.look("fire").colour, "label": "always FIRE"}
+            axis.plot([0, 50], [np.mean(level)] * 2, ":", **style)
+        axis.set_title(f"{domain} ({sum(domain in ('all', panel.domain) for panel in found)} panels)")
+        axis.set(xlabel="trial, % of the training", ylim=(-0.1, 1.1))
+    grid[0].set_ylabel("share of the range lost")
+    plot.legend(figure, grid)
+    figure.tight_layout()
+    return figure
 
 
 def fresh(results: Results) -> pd.DataFrame:

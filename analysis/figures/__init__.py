@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import yaml
 
+from analysis import trial_evidence
 from analysis.figures import curves, fig5, forest, studies
 from analysis.plot import BAND, PREMISE, Figure
 
@@ -40,5 +41,6 @@ FIGURES = {
     "agents": Drawing(curves.draw_probes, AGENTS),
     "scaling": Drawing(studies.draw_scaling, ("scaling_warm_start*",)),
     "layers": Drawing(studies.draw_layers, ("sensitivity_*",)),
+    "trial": Drawing(trial_evidence.draw, trial_evidence.PATTERNS),
     "readme": Drawing(curves.draw_readme, ("random_label",)),
 }
