@@ -35,7 +35,7 @@ def test_a_campaign_through_a_launcher_gives_the_same_numbers(launcher, expected
     path.write_text(
         "{size: smoke, options: {threads: 1}, parts: [[{experiment: random_label, method: [none, fire], seed: [[1, 2]]}]]}"
     )
-    options = RAY[1:] if launcher == "ray" else ["hydra.launcher.array_parallelism=2"]
+    options = RAY[1:] if launcher == "ray" else []
     command = [sys.executable, "-m", "harness.campaign", str(path), f"run.root={root}"]
     command += [f"hydra/launcher={launcher}", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
