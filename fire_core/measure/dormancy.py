@@ -80,7 +80,7 @@ def dormancy_of(
             return
         labels, magnitudes = by_label(activations, source.units)
         for place in sorted({*active.values()} - mixed):
-            own = labels.new_tensor([n for n in active if active[n] == place])
+            own = torch.tensor([n for n in active if active[n] == place], device=labels.device)
             new = torch.isin(labels >> 32, own) & ~torch.isin(labels, seen.to(labels.device))
             if new.any():
                 scores.setdefault(place, []).append(relative_to_layer(magnitudes[new]))
