@@ -80,8 +80,8 @@ def dormancy_of(
             return
         labels, magnitudes = by_label(activations, source.units)
         for place in sorted({*active.values()} - mixed):
-            own = torch.tensor([n for n in active if active[n] == place], device=labels.device)
-            new = torch.isin(labels >> 32, own) & ~torch.isin(labels, seen.to(labels.device))
+            own = torch.stack([labels >> 32 == n for n in active if active[n] == place]).any(dim=0)
+            new = own & ~torch.isin(labels, seen.to(labels.device))
             if new.any():
                 scores.setdefault(place, []).append(relative_to_layer(magnitudes[new]))
                 seen = torch.cat((seen, labels[new].cpu()))
