@@ -64,10 +64,10 @@ def dormancy_of(
     scores: dict[int, list[Tensor]] = {}
     lost: set[int] = set()
     features: Tensor | None = None
-    seen = torch.tensor([], dtype=torch.int64)  # labels that have been scored
+    seen: list[Tensor] = []  # labels that have been scored
 
     def note(activations: Tensor, source: Source, reader: str | None = None) -> None:
-        nonlocal features, seen
+        nonlocal features
         module = net.get_submodule(reader) if reader is not None else None
         if isinstance(module, nn.Linear) and counted(module):
             features = activations.flatten(0, -2)
@@ -81,10 +81,12 @@ def dormancy_of(
         labels, magnitudes = by_label(activations, source.units)
         for place in sorted({*active.values()} - mixed):
             own = torch.stack([labels >> 32 == n for n in active if active[n] == place]).any(dim=0)
-            new = own & ~torch.isin(labels, seen.to(labels.device))
+            new = own
+            for scored in seen:
+                new = new & ~torch.isin(labels, scored.to(labels.device))
             if new.any():
                 scores.setdefault(place, []).append(relative_to_layer(magnitudes[new]))
-                seen = torch.cat((seen, labels[new].cpu()))
+                seen.append(labels[new])
 
     def counts(number: int) -> bool:
         group = trace.groups[number]
