@@ -75,7 +75,8 @@ def through_any(
     labels_of: function from an input of the operation to its labels.
     """
     inputs = [core(labels_of(leaf)).flatten() for leaf in operation.inputs]
-    labels = torch.cat([*inputs, inputs[0].new_tensor([MIXED, OUTSIDE])]).unique()
+    others = [inputs[0].new_full((1,), value) for value in (MIXED, OUTSIDE)]
+    labels = torch.cat([*inputs, *others]).unique()
     draw = torch.Generator().manual_seed(0)
     u = torch.rand(len(labels), generator=draw, dtype=torch.float64).to(labels.device)
     values, order = u.sort()
