@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -15,10 +15,14 @@ from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
 from fire_core.errors import UserError, did_you_mean, print_error, reader_may_leave
 from fire_core.files import write_atomic
 
+FORMATS = ("png", "svg", "pdf")
+
 
 def draw_figures(options: Namespace) -> int:
     """Draw the figures of finished runs: Figures 2 to 5 of the paper, the verdicts, and the studies beside the paper. An
     experiment that was not run at the size of a figure is shown at the next smaller one."""
+    if surplus := {*options.formats.split(",")} - set(FORMATS):
+        raise UserError(f"--formats has {', '.join(sorted(surplus))}: use {', '.join(FORMATS)}")
     for name in options.name:
         if name not in FIGURES:
             raise UserError(f"there is no figure {name!r}{did_you_mean(name, FIGURES)}")
@@ -43,6 +47,8 @@ def write_tables(options: Namespace) -> int:
     """Show and write the table and the figure of one sweep, --experiment. With --write, fill the tables of README.md,
     REPRODUCED.md and the pages in docs from the committed results instead."""
     if options.write:
+        if options.root != "runs" or options.methods or options.seeds:
+            raise UserError("--write reads analysis/results: leave out --root, --methods and --seeds")
         print(*tables.write(), sep="\n")
         return 0
     return sweep.show(options)
@@ -101,7 +107,7 @@ def parser() -> ArgumentParser:
     figures.add_argument("name", nargs="*", metavar="FIGURE", help=text)
     figures.add_argument("--size", choices=SIZES, help="default: the largest")
     figures.add_argument("--out", help="folder for the pictures; default <root>/figures")
-    figures.add_argument("--formats", default="png,svg,pdf", help="default png,svg,pdf")
+    figures.add_argument("--formats", default=",".join(FORMATS), help="default png,svg,pdf")
     one = command("tables", write_tables)
     either = one.add_mutually_exclusive_group(required=True)
     either.add_argument("--write", action="store_true", help="fill the tables of the documents")
@@ -123,7 +129,10 @@ def parser() -> ArgumentParser:
 
 def whole_numbers(text: str) -> list[int]:
     """Return the numbers of a list separated by commas."""
-    return [int(item) for item in text.split(",")]
+    try:
+        return [int(item) for item in text.split(",")]
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r}: give whole numbers separated by commas, as in 1,2,3") from None
 
 
 def main(given: Sequence[str] | None = None) -> int:

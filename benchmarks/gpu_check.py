@@ -1,14 +1,12 @@
 """Ten minutes on a new GPU: do the scripts run and resume, is FIRE the same, how fast is it, and what does the paper cost?
 
-    python -m benchmarks.gpu_check                   # size paper on the GPU, in about ten minutes
-    python -m benchmarks.gpu_check --write           # and put the rates into conf/campaign/paper.yaml
-    python -m benchmarks.gpu_check vgg16 dqn --write # these two speeds alone
-    python -m benchmarks.gpu_check --device cpu      # the same with smoke runs, in about a minute
+    python -m benchmarks.gpu_check --write       # size paper, about ten minutes; rates go to conf/campaign/paper.yaml
+    python -m benchmarks.gpu_check vgg16 dqn     # these two speeds alone
+    python -m benchmarks.gpu_check --device cpu  # the same with smoke runs, in about a minute
 
 Needs no network, no repository and no data: networks, batches and steps are those of the paper, images and texts those
-that ship with the code. Set FIRE_COMMIT where there is no .git. Rates are those of `benchmarks.speed`, of each of the runs
-that share the machine as in the campaign, beside those of a loop of updates alone (`benchmarks.plain_loop`) and of the
-arithmetic that the device reaches in large products.
+that ship with the code. Set FIRE_COMMIT where there is no .git. Rates (`benchmarks.speed`) are of each of the runs that share
+the machine, beside those of a loop of updates alone (`benchmarks.plain_loop`) and of large products.
 """
 
 import os
@@ -72,8 +70,7 @@ def ceilings(device: str) -> dict[str, float]:
 
 
 def measured(kind: str, device: str, limit: dict[str, float]) -> dict[str, Any]:
-    """Print the speed of a kind of run beside that of a plain loop and of large products, and the memory that its runs take
-    together. Return the line of `benchmarks.speed` of the run in the middle."""
+    """Print speed and memory of runs of a kind. Return the line of `benchmarks.speed` of the one in the middle."""
     gpu = device != "cpu"
     domain, changes, at_a_time, operations, product = (KINDS if gpu else SMOKE)[kind]
     line = [f"size={'paper' if gpu else 'smoke'}", f"device={device}", *changes.split()]
@@ -101,19 +98,28 @@ def with_rates(text: str, rates: dict[str, float], name: str) -> str:
     known = dict(re.findall(r"(\w+): ([\d.]+)", re.search(r"(?m)^rates: (.*)$", text)[1]))
     known |= {kind: f"{rate:.1f}" for kind, rate in rates.items()}
     text = re.sub(r"(?m)^rates: .*$", f"rates: {{{', '.join(f'{k}: {v}' for k, v in known.items())}}}", text)
-    return re.sub(r"(?m)^assumed: .*$", f"assumed: {name}, rates of {', '.join(rates)} measured", text)
+    older = re.search(rf"(?m)^assumed: {re.escape(name)}, rates of (.*) measured$", text)
+    kinds = dict.fromkeys([*(older[1].split(", ") if older else []), *rates])
+    return re.sub(r"(?m)^assumed: .*$", f"assumed: {name}, rates of {', '.join(kinds)} measured", text)
 
 
 def main() -> None:
     """Run the command line. The exit code is 1 if something does not work."""
     command = parser(__doc__)
-    command.add_argument(
-        "kinds", nargs="*", help="the speeds to measure, without the checks before them (all, with them)"
-    )
-    command.add_argument("--device", default="cuda")
-    command.add_argument("--write", action="store_true", help="replace the rates of conf/campaign/paper.yaml")
+    text = "the speeds to measure, without the checks before them; by default all, with them: "
+    command.add_argument("kinds", nargs="*", help=text + ", ".join(KINDS))
+    command.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    command.add_argument("--write", action="store_true", help="write the rates to conf/campaign/paper.yaml")
     device, write, kinds = (asked := command.parse_args()).device, asked.write, asked.kinds
     gpu, rates = device != "cpu", {}
+    if gpu and not torch.cuda.is_available():
+        command.error("there is no GPU that CUDA can use: --device cpu runs the same steps with smoke runs")
+    if write and not gpu:
+        command.error("--write is for the rates of a GPU: leave it out")
+    if unknown := {*kinds} - (KINDS if gpu else SMOKE).keys():
+        command.error(
+            f"unknown kinds {sorted(unknown)}: on this device there are {', '.join(KINDS if gpu else SMOKE)}"
+        )
     wrong = [] if kinds else prove(device)
     name, limit = torch.cuda.get_device_name() if gpu else "CPU", ceilings(device)
     products = ", ".join(f"{kind} {limit[kind] / 1e12:,.2f}" for kind in ("fp32", "tf32", "bf16"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fire_core.checkpoints.files import Checkpoint
 from fire_core.copies import ends, followers_among
@@ -35,6 +35,12 @@ def targets_of(
     for i, target in enumerate(rows):
         if target.parameter in copies:
             rows[i] = _out(target, f"looks like a copy of {copies[target.parameter]}")
+    outside = {target.parameter for target in rows if not target.included}
+    for i, target in enumerate(rows):
+        weight = checkpoint.tensors[target.parameter]
+        twins = (name for name in sorted(outside) if _equal(checkpoint.tensors[name], weight))
+        if target.included and model is None and (twin := next(twins, None)):
+            rows[i] = _out(target, f"equals {twin}, which stays out: they may be tied, which --model tells")
     listed = rows
     if model is not None or checkpoint.config is not None:
         described = _from_config(checkpoint) if model is None else build(model)
@@ -47,6 +53,10 @@ def targets_of(
     table.head_known = any(target.role == "head" for target in listed)
     source = f"targets from {source}{f', entry {checkpoint.entry!r}' if checkpoint.entry else ''}"
     return choose(table, targets, f"{checkpoint.path} ({source})"), source
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)
 
 
 def build(model: str) -> nn.Module:

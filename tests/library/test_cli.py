@@ -141,6 +141,12 @@ def test_tied_weights_of_a_torch_file_are_projected_once(tmp_path: Path) -> None
         treat_file(checkpoint, targets_of(checkpoint, "all", f"{__name__}:Tied")[0], None)
 
 
+def test_a_weight_that_a_bare_file_stores_a_second_time_as_a_table_stays_out(tmp_path: Path) -> None:
+    weight, source = torch.randn(4, 4), tmp_path / "in.safetensors"
+    save_file({"wte.weight": weight, "lm_head.weight": weight.clone(), "fc.weight": weight + 1}, source)
+    assert included(source, "all") == {"fc.weight"}
+
+
 def test_the_head_of_a_file_is_told_by_a_tied_table_or_not_at_all(tmp_path: Path) -> None:
     weight, source = torch.randn(4, 4), tmp_path / "in.pt"
     torch.save({"lm_head.weight": weight, "fc.weight": weight + 1}, source)
