@@ -5,8 +5,8 @@
     python -m benchmarks.gpu_check --device cpu  # the same with smoke runs, in about a minute
 
 Needs no network, no repository and no data: networks, batches and steps are those of the paper, images and texts those
-that ship with the code. Set FIRE_COMMIT where there is no .git. Rates (`benchmarks.speed`) are of each of the runs that share
-the machine, beside those of a loop of updates alone (`benchmarks.plain_loop`) and of large products.
+that ship with the code. Set FIRE_COMMIT where there is no .git. Rates (`benchmarks.speed`) are of each run that shares the
+machine, beside those of a loop of updates alone (`benchmarks.plain_loop`) and of large products.
 """
 
 import os

@@ -22,7 +22,7 @@ from fire_core.report import Report, Row
 from fire_core.solvers.kernels import deviation_of_gram, smaller_gram
 from fire_core.solvers.polar import STACK_BYTES
 from fire_core.targets import Target, TargetTable, shorten
-from fire_core.targets.memory import tied_to
+from fire_core.targets.walk import tied_to
 
 Degenerate = Literal["raise", "skip"]
 

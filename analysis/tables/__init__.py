@@ -58,6 +58,8 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "studies": studies.single_questions,
     "boundaries": studies.other_boundaries,
     "moved": studies.moved,
+    "theorems": studies.theorems,
+    "dfi": studies.premise,
     "convergence": studies.convergence,
     "table1": studies.table1,
 }

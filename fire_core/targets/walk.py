@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import conv
 from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
 from fire_core.targets.architectures import Layout, Place, class_name, each_row, layout_of
 from fire_core.targets.layers import NORMS
-from fire_core.targets.memory import identity, is_plain, overlaps_itself, refuse_overlaps
 from fire_core.targets.rows import Parts, Traced, trace_rows
 from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, selector, shorten
 
@@ -352,3 +351,49 @@ def check_module(model: object) -> None:
             f"model is a {type(model).__name__}, not an ordinary torch module: give the module itself, before "
             "torch.jit.script; for one matrix use fire_core.project_, for a file of weights `fire-core apply`"
         )
+
+
+# ------------------------------------------------------------------------------------------------ memory of weights
+def identity(parameter: Tensor) -> object:
+    """Return a key that is equal for one Parameter found twice and for two with the same memory, shape and strides."""
+    if not _in_memory(parameter):
+        return id(parameter)
+    return (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.device)
+
+
+def tied_to(tensors: Mapping[str, Tensor], changed: set[str]) -> set[str]:
+    """Return the names of `changed`, and of all tensors over the same memory with the same shape and strides."""
+    keys = {identity(tensors[name]) for name in changed}
+    return {name for name, tensor in tensors.items() if identity(tensor) in keys}
+
+
+def refuse_overlaps(tensors: Mapping[str, Tensor]) -> None:
+    """Raise UserError for different tensors over one range of memory. Tied ones must be given once."""
+    reached: dict[torch.device, tuple[int, str]] = {}
+    for start, name, tensor in sorted((t.data_ptr(), n, t) for n, t in tensors.items() if _in_memory(t)):
+        end, other = reached.get(tensor.device, (0, ""))
+        if start < end:
+            raise UserError(
+                f"parameters {other!r} and {name!r} overlap in memory, and are neither one tied parameter nor apart: give "
+                "one of them memory of its own, as in layer.weight = nn.Parameter(layer.weight.detach().clone())"
+            )
+        reached[tensor.device] = (start + _reach(tensor) * tensor.element_size(), name)
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Return whether a tensor has more entries than places in memory, as after `expand`."""
+    return _in_memory(tensor) and _reach(tensor) < tensor.numel()
+
+
+def _reach(tensor: Tensor) -> int:
+    """Return the number of entries from the first place in memory to the last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor's class leaves PyTorch's operations as they are, unlike those of quantised weights."""
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def _in_memory(tensor: Tensor) -> bool:
+    return is_plain(tensor) and tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0

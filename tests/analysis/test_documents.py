@@ -167,6 +167,9 @@ def test_what_findings_say_of_rivals(material):
 
 
 def test_what_studies_say(material):
+    theorems = TABLES["theorems"](material)
+    bounds = theorems["layers with a bound"].str.split().str[0]
+    assert bounds.tolist() == theorems["bound holds in"].astype(str).tolist()
     scaling = TABLES["scaling"](material)["FIRE minus full reset"]
     assert scaling.str.startswith("+").all()  # "the order does not turn"
     resets = TABLES["boundaries"](material)["full reset"]

@@ -289,6 +289,16 @@ def test_the_table_of_architectures_is_what_the_command_prints() -> None:
     assert table == printed.getvalue(), "print it again with the command at the top of the page"
 
 
+def test_the_commands_of_the_campaign_page_are_understood() -> None:
+    lines = "\n".join(blocks(HOW_TO / "run_a_campaign.md", "bash")).splitlines()
+    commands = [shlex.split(line.partition("#")[0]) for line in lines if line.startswith("python")]
+    for words in commands:
+        assert words[:3] == ["python", "-m", "harness.campaign"]
+        assert (ROOT / f"conf/campaign/{words[3]}.yaml").exists()
+        campaign.load("smoke", [word for word in words[4:] if "=" in word])
+    assert len(commands) > 4
+
+
 PAPER_PANELS = sorted(paper.panels())
 
 

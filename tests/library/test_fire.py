@@ -6,6 +6,7 @@ import sys
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,7 +16,42 @@ from fire_core import UserError, find_targets, fire, polar, project_, reset_opti
 from fire_core.engine import Treated, treat_tensors
 from fire_core.measure.metrics import deviation_from_isometry
 from language.model import Decoder, Shape
-from tests.polar_cases import spread, with_spectrum
+from tests.polar_cases import published, spread, with_spectrum
+from vision.models import build
+
+SHAPES = {"channels": 3, "image_size": 32, "classes": 10}
+
+
+def paper(w: torch.Tensor, iterations: int) -> torch.Tensor:
+    """The paper's Algorithm 1 on one matrix."""
+    return published(w, iterations) * math.sqrt(w.shape[0] / w.shape[1])
+
+
+def published_model(net: nn.Module, iterations: int) -> dict[str, torch.Tensor]:
+    """Every Linear and Conv2d weight after the published algorithm, tap by tap."""
+    result = {}
+    for name, module in net.named_modules():
+        if isinstance(module, nn.Linear):
+            result[f"{name}.weight"] = paper(module.weight.detach(), iterations)
+        elif isinstance(module, nn.Conv2d):
+            w = module.weight.detach().clone()
+            for i, j in np.ndindex(*w.shape[2:]):
+                w[:, :, i, j] = paper(w[:, :, i, j], iterations) / w[0, 0].numel()
+            result[f"{name}.weight"] = w
+    return result
+
+
+@pytest.mark.parametrize("name, settings", [("resnet18", {}), ("vit_tiny", {}), ("vgg16", {"width": 32})])
+def test_equals_the_published_formula(name, settings):
+    torch.manual_seed(0)
+    net = build(name, **(SHAPES | ({"image_size": 64} if name == "vgg16" else {})), **settings)
+    untouched = {n: p.detach().clone() for n, p in net.named_parameters()}
+    expected = published_model(net, 10)
+    report = fire(net, iterations=10)
+    for key, parameter in net.named_parameters():
+        want = expected.get(key, untouched[key])
+        assert (parameter - want).norm() <= 1e-5 * want.norm().clamp_min(1e-12), key
+    assert report.changed == set(expected)
 
 
 def test_a_gpt_is_treated_matrix_by_matrix():
@@ -23,16 +59,12 @@ def test_a_gpt_is_treated_matrix_by_matrix():
     torch.manual_seed(0)
     net = Decoder(Shape(layers=1, heads=2, width=16, block=8, vocabulary=40))
 
-    def treated(weight: torch.Tensor) -> torch.Tensor:
-        factor = polar(weight, "newton_schulz", iterations=5).factor
-        return factor * math.sqrt(len(weight) / weight.shape[1])
-
-    expected = {"wte.weight": treated(net.wte.weight.detach())}
+    expected = {"wte.weight": paper(net.wte.weight.detach(), 5)}
     for name, module in net.named_modules():
         if isinstance(module, nn.Linear) and name != "lm_head":
             rows = 16 if name.endswith("c_attn") else len(module.weight)
             parts = module.weight.detach().split(rows)
-            expected[f"{name}.weight"] = torch.cat([treated(part) for part in parts])
+            expected[f"{name}.weight"] = torch.cat([paper(part, 5) for part in parts])
     report = fire(net, iterations=5)
     weights = dict(net.named_parameters())
     for key, want in expected.items():
@@ -219,14 +251,19 @@ def test_tied_weights_are_treated_once_and_forgotten_together():
     assert len(fire(net).treated()) == 2
 
 
-def test_a_call_is_small():
-    """At most 61 functions in 9 files."""
+def test_a_call_is_small_and_the_way_to_the_first_matrix_product_is_short():
+    """At most 61 functions in 9 files, and six calls deep at the first product."""
     root = str(Path(fire_core.__file__).parent)
-    called = set()
+    called, at_product = set(), []
 
     def watch(frame, event, function):
         if event == "call" and frame.f_code.co_filename.startswith(root):
             called.add(frame.f_code)
+        if event == "c_call" and function.__name__ in ("bmm", "baddbmm", "matmul", "mm") and not at_product:
+            while frame is not None:
+                if frame.f_code.co_filename.startswith(root):
+                    at_product.append(frame.f_code)
+                frame = frame.f_back
 
     net = two_layers()
     sys.setprofile(watch)
@@ -234,6 +271,15 @@ def test_a_call_is_small():
         fire(net)
     finally:
         sys.setprofile(None)
+    way = [Path(code.co_filename).name for code in reversed(at_product)]
+    assert way == [
+        "projection.py",
+        "wrapped_models.py",
+        "engine.py",
+        "projection.py",
+        "polar.py",
+        "kernels.py",
+    ]
     functions = {(Path(c.co_filename).name, c.co_qualname) for c in called if "<" not in c.co_name}
     files = {file for file, _ in functions}
-    assert len(functions) <= 61 and len(files) <= 10, sorted(functions)
+    assert len(functions) <= 61 and len(files) <= 9, sorted(functions)
