@@ -29,6 +29,7 @@ Update = Callable[[], object]
 
 
 def vision(cfg: DictConfig, device: str) -> tuple[Update, float]:
+    """The update of a classifier, and its steps: 1."""
     layout = torch.channels_last if cfg.channels_last else torch.contiguous_format
     net = build(**cfg.model, classes=10, channels=3, image_size=cfg.data.image_size).to(
         device, memory_format=layout
@@ -49,6 +50,7 @@ def vision(cfg: DictConfig, device: str) -> tuple[Update, float]:
 
 
 def language(cfg: DictConfig, device: str) -> tuple[Update, float]:
+    """The update of one micro-batch, and its tokens."""
     net = Decoder(check_settings(cfg)).to(device)
     tokens, targets = torch.randint(cfg.model.vocabulary, (2, cfg.batch_size, cfg.model.block), device=device)
     model = torch.compile(net, dynamic=False) if cfg.compile else net
@@ -67,6 +69,7 @@ def language(cfg: DictConfig, device: str) -> tuple[Update, float]:
 
 
 def dqn(cfg: DictConfig, device: str) -> tuple[Update, float]:
+    """The update of a Q-network, and its updates: 1."""
     side, layers = cfg.env.frame_size, [tuple(layer) for layer in cfg.network.convolutions]
     layout = torch.channels_last if cfg.channels_last else torch.contiguous_format
     net, target = (
@@ -88,6 +91,7 @@ def dqn(cfg: DictConfig, device: str) -> tuple[Update, float]:
 
 
 def sac(cfg: DictConfig, device: str) -> tuple[Update, float]:
+    """The update of all networks, and the agent steps that it belongs to."""
     task = Task(cfg.env.name, cfg.env.action_repeat)
     learner = sac_learner(cfg, task.observation_size, task.action_size, torch.device(device))
 

@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis import claims, tables
@@ -111,6 +112,17 @@ def test_what_the_readme_says_of_tasks(material):
     assert words["random_label", "fire"] == "better"
     asterix = material.gaps("fire", "fig4a_asterix").set_index("label")["word"]
     assert asterix[["rescale", "full_reset"]].tolist() == ["", ""]
+
+
+def test_what_is_said_of_the_gpu_and_of_the_time_of_a_call():
+    rows = pd.read_csv(RESULTS / "gpu_warm_start_interrupted.csv").query("epoch == 95").set_index("method")
+    page = prose("docs/how-to/run_a_campaign.md")
+    said = "After 95 of 100 epochs, the test accuracy was .{none:.0f} for `none` and .{fire:.0f} for FIRE"
+    assert said.format(**(1000 * rows["test_accuracy"])) in page
+    costs = pd.read_csv(RESULTS / "method_costs.csv").query("method == 'fire'").set_index("model")
+    assert f"on a ResNet-18 takes {costs.loc['resnet18', 'boundary_seconds']:.0f} s on one CPU core" in prose(
+        "README.md"
+    )
 
 
 def test_what_findings_say_of_the_parts_of_the_gain(material):

@@ -1,6 +1,7 @@
 """The documentation holds: its code runs, its commands and links exist, its tables are what commands print."""
 
 import contextlib
+import dataclasses
 import importlib
 import inspect
 import io
@@ -20,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 import fire_core.methods
 from analysis import paper
-from fire_core import UserError, attach, triggers
+from fire_core import State, UserError, attach, triggers
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
 from fire_core.targets.table import PRESETS
@@ -297,6 +298,11 @@ def test_the_commands_of_the_campaign_page_are_understood() -> None:
         assert (ROOT / f"conf/campaign/{words[3]}.yaml").exists()
         campaign.load("smoke", [word for word in words[4:] if "=" in word])
     assert len(commands) > 4
+
+
+def test_the_site_shows_every_field_of_the_state() -> None:
+    (shown,) = re.findall(r"fire_core\.State\((.*)\)", (ROOT / "docs/api/methods.md").read_text())
+    assert shown.split(", ") == [field.name for field in dataclasses.fields(State)]
 
 
 PAPER_PANELS = sorted(paper.panels())
