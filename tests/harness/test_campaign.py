@@ -4,10 +4,12 @@ import os
 import re
 import shlex
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from analysis import claims
 from fire_core.errors import UserError
 from harness.campaign import load, plan, train
 from harness.config import in_file
@@ -138,3 +140,21 @@ def test_a_file_that_is_no_campaign_is_one_line(tmp_path: Path, text: str, answe
     with pytest.raises(UserError, match=re.escape(answer)) as caught:
         load(str(file))
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_medium_has_the_confirming_seeds_that_the_statistics_page_plans():
+    """Those of every panel of Figures 2 and 3, and of Figure 4 all but the first round of Atari."""
+    confirming = defaultdict(set)
+    for sweep in [*load("medium")[1], *load("rivals")[1]]:
+        for experiment, method, seed in settings(sweep):
+            if int(seed) > 5:
+                confirming[experiment, method].add(int(seed))
+    run = {experiment for experiment, _ in confirming}
+    planned = defaultdict(set)
+    for rounds in (1, 2):
+        for (experiment, method), seeds in claims.confirming_plan(rounds).items():
+            if experiment in run and not (rounds == 1 and experiment.startswith("fig4a")):
+                planned[experiment, method] |= set(seeds)
+    assert {key: confirming[key] for key in planned} == planned  # later rivals have no plan yet
+    figures = {experiment for experiment, _ in claims.confirming_plan() if not experiment.startswith("fig4")}
+    assert figures < run

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core import attach
+from fire_core import UserError, attach
 from fire_core.methods import create
 from fire_core.methods.plasticity_injection import inject
 from fire_core.state import State, snapshot
@@ -39,6 +39,23 @@ def test_a_tied_head_leaves_the_embedding_in_training():
     inject(net, snapshot({"net": net})["net"])
     assert net["table"].weight.requires_grad and not net["head"].old.weight.requires_grad
     assert net["head"](input=torch.ones(1, 4)).shape == (1, 3)
+
+
+class Replica(nn.Module):
+    """Stands for DistributedDataParallel, which needs several processes."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+def test_a_compiled_net_is_injected_as_a_bare_one_and_a_replica_is_refused(monkeypatch):
+    _, net, _ = trained_state()
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="wrap the net afterwards"):
+        patch.setattr(nn.parallel, "DistributedDataParallel", Replica)
+        inject(Replica(net), net.state_dict())
+    report = inject(torch.compile(net), net.state_dict())
+    assert report.changed == {f"head.new.{name}" for name, _ in net.head.new.named_parameters()}
 
 
 def test_predictions_do_not_change_and_only_the_new_head_and_the_encoder_learn():

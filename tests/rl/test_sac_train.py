@@ -29,6 +29,14 @@ def test_fair_counts_every_observation_and_renews_the_run_without_intervention_t
     assert untreated["at"]["episode"] == fair["at"]["episode"]  # the one that ran at the midpoint goes on
 
 
+def test_killed_after_the_last_step_the_results_are_still_there(tmp_path):
+    line = ["experiment=fig4b_hopper", "method=none", "run.checkpoint_steps=30"]
+    SCRIPT.train(tmp_path, *line, before=killed("step >= 120"), expect=9)
+    SCRIPT.train(tmp_path, *line)
+    (summary,) = tmp_path.glob("fig4b_hopper/smoke/none*/seed_1/summary.json")
+    assert "eval_return" in summary.read_text()
+
+
 def after_one_update(root: Path, method: str, *more: str, before: str = "") -> dict:
     """The checkpoint of a Hopper run one step, and one update, after the midpoint at step 60. Runs below one root share
     their first phase."""
