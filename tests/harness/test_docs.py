@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 import fire_core.methods
 from analysis import paper
-from fire_core import State, UserError, attach, triggers
+from fire_core import State, UserError, attach, fire, trial, triggers
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
 from fire_core.targets.table import PRESETS
@@ -109,13 +109,24 @@ def test_the_site_has_every_page() -> None:
     assert {path.stem for path in (ROOT / "docs").glob("*/*.md")} <= set(re.findall(r"\w+", listed))
 
 
-def test_the_report_in_the_readme_is_what_its_code_prints(capsys: pytest.CaptureFixture) -> None:
-    run(ROOT / "README.md")
-    printed = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+def test_the_report_in_the_readme_is_that_of_a_new_mlp() -> None:
+    torch.manual_seed(0)
+    report = fire(nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)))
+    printed = {line.split()[0]: line.split() for line in str(report).splitlines()}
     (shown,) = [block for block in blocks(ROOT / "README.md", "") if block.startswith("target")]
     for line in shown.splitlines():
         words = iter(printed[line.split()[0]])  # the columns that are shown come in the order of the report
         assert all(any(same(word, other) for other in words) for word in line.split()), line
+
+
+def test_a_trial_takes_the_method_of_the_readme() -> None:
+    known = run(ROOT / "README.md")
+    model, batches, initial = (known[name] for name in ("model", "batches", "initial"))
+    methods = ["fire", known["Spare"]()]
+    result = trial(
+        model, known["optimizer"], known["step"], batches=batches, steps=10, methods=methods, initial=initial
+    )
+    assert result.scores["spare"] != result.scores["none"]
 
 
 def same(word: str, other: str) -> bool:
