@@ -1,13 +1,10 @@
 """The verdict on every comparison, by the rule of docs/concepts/statistics.md; no other module gives one.
 
-`verdicts` returns one row per pair of methods and setting. Exploring seeds decide whether the premise holds, confirming
-seeds decide the comparison. In the first round, seeds 1 to 5 explore; in a panel that has a second round, all seeds before
-it do. A positive gain agrees with the claim; for controls and rivals the claim is that FIRE ends ahead.
+Exploring seeds decide whether the premise holds, confirming seeds decide the comparison. In the first round, seeds 1 to 5
+explore; in a panel that has a second round, all seeds before it do. A positive gain agrees with the claim.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -38,8 +35,7 @@ COLUMNS = [
 
 @cache
 def confirming_plan(rounds: int = ROUNDS) -> dict[tuple[str, str], range]:
-    """Return {(experiment, method): seeds that were planned at size medium}, in the last of so many rounds in which the
-    panel has a plan."""
+    """Return {(experiment, method): seeds planned at size medium}, in the panel's last one of so many rounds."""
     entries = yaml.safe_load((Path(__file__).parent / "plan.yaml").read_text(encoding="utf-8"))
     return {
         (experiment, method): range(entry["seeds"][0], entry["seeds"][1] + 1)
@@ -75,8 +71,7 @@ class Premise(NamedTuple):
 
 
 def premise(part: Results, which: str = "confirming", rounds: int = ROUNDS) -> Premise:
-    """Return the premise of one setting, measured without looking at FIRE: on the exploring seeds or, if `which` is "all",
-    on all seeds."""
+    """Return the premise of one setting, measured without looking at FIRE, on the exploring seeds or, for "all", on all."""
     figure, measure = part.first["figure"], measures.of(part)[0]
     if figure == "fig3":
         return Premise(True, None)
@@ -93,16 +88,13 @@ def premise(part: Results, which: str = "confirming", rounds: int = ROUNDS) -> P
 
 
 # ------------------------------------------------------------------------------------------------ verdicts
-def verdicts(
-    results: Results | Sequence[Results], seeds: str = "confirming", rounds: int = ROUNDS
-) -> pd.DataFrame:
+def verdicts(parts: Results | list[Results], seeds: str = "confirming", rounds: int = ROUNDS) -> pd.DataFrame:
     """Return the frame of comparisons of all settings (columns COLUMNS). `gains` holds the paired differences by seed.
 
-    With seeds="exploring" or "all", the same rule is applied to these seeds, as far as they were run. What it says then
-    is no verdict on a panel: the settings were chosen with the exploring seeds. A sweep of one's own uses "all", for the
-    premise too. With rounds=1, the second round is left out, and the frame is what the first one said.
+    With seeds="exploring" or "all", the same rule is applied to these seeds, as far as they were run, which gives no
+    verdict on a panel. A sweep of one's own uses "all", for the premise too. With rounds=1, the second round is left out.
     """
-    parts = settings(results) if isinstance(results, Results) else results
+    parts = settings(parts) if isinstance(parts, Results) else parts
     parts = [_compared(part, seeds, rounds) for part in parts if measures.of(part)]
     found = [part for part in parts if len(part)] or [pd.DataFrame(columns=COLUMNS)]
     return pd.concat(found, ignore_index=True)
@@ -165,8 +157,7 @@ def verdict(row: Mapping[str, Any]) -> str:
 
 
 def _pairs(experiment: str, ran: set[str]) -> Iterator[dict[str, str]]:
-    """Yield kind, better, worse and source of each comparison between the methods `ran`: the claims about this panel, then
-    FIRE against the controls and against all others."""
+    """Yield the claims about this panel between the methods `ran`, then FIRE against the controls and against all others."""
     told = paper.claims()
     told = told[(told["experiment"] == experiment) & told["better"].isin(ran) & told["worse"].isin(ran)]
     for claim in told.to_dict("records"):

@@ -1,14 +1,10 @@
 """Means, intervals and paired differences of all runs in one frame, from which every table is written.
 
-The frame has one row per setting (experiment, size, data), measure, label and reference. The reference is the label
-that this label is compared with: "none" (no intervention, in the same network and protocol where such a run exists),
-"fire", "unchanged" (the same method at its own settings), "muon" (for FIRE with Muon), or "" if no other label shares a
-seed with it. A difference is label minus reference, paired by seed. `kind` is "result" (the first measure of a setting is
-its `headline`) or "boundary". Labels come in the order of every table; `name` is what tables call them, and `changed` the
-settings that they changed.
+The frame has one row per setting (experiment, size, data), measure, label and reference: "none" (in the same network and
+protocol where such a run exists), "fire", "unchanged" (the same method at its own settings), "muon" (for FIRE with Muon), or
+"" if no other label shares a seed. A difference is label minus reference, paired by seed. `kind` is "result" (the first
+measure of a setting is its `headline`) or "boundary". `changed` are the settings that a label changed.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 

@@ -4,10 +4,7 @@ The page needs no server and no network: the drawing library, Vega-Lite, is insi
 it is taken from the frame of estimates, and the script of the page computes none.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +45,15 @@ def page_data(results: Results) -> dict[str, Any]:
         | {"bright": label in names.INTEREST, "variant": label not in plain}
         for label, look in looks.items()
     ]
-    frame = estimates.sides(estimates.frame(results))
-    panels = [_setting(part, estimates.of(frame, part), labels) for part in _in_order(settings(results))]
-    return {"methods": methods, "settings": [panel for panel in panels if panel["measures"]]}
-
-
-def _in_order(parts: Iterable[Results]) -> list[Results]:
-    panels = paper.panels()
+    frame, panels = estimates.sides(estimates.frame(results)), paper.panels()
 
     def rank(part: Results) -> tuple[int, bool, str, int]:
         name, size = part.first["experiment"], SIZES.index(part.first["size"])
         return panels.index(name) if name in panels else len(panels), not part.first["figure"], name, size
 
-    return sorted(parts, key=rank)
+    parts = sorted(settings(results), key=rank)
+    told = [_setting(part, estimates.of(frame, part), labels) for part in parts]
+    return {"methods": methods, "settings": [setting for setting in told if setting["measures"]]}
 
 
 def _setting(part: Results, rows: pd.DataFrame, labels: dict[str, int]) -> dict[str, Any]:
@@ -136,8 +129,7 @@ def _text(row: pd.Series) -> str:
 def _curve(
     part: Results, measure: Measure, labels: dict[str, int], places: dict[tuple[str, int], int]
 ) -> dict[str, Any] | None:
-    """Return the curves of a metric, of each run and with the band of each method, or None if they have one point. What
-    sets no limits in a figure sets none of the axis."""
+    """Return the curves of a metric, of each run and with the band of each method, or None if they have one point."""
     rows, unit, marks, late = points(part, measure, paper=False)
     if rows["x"].nunique() < 2:
         return None
@@ -152,13 +144,10 @@ def _curve(
         return [grid, *([_short(value) for value in frame[column]] for column in columns)]
 
     seeds = [[places[run], *numbers(own, "value")] for run, own in rows.groupby(["label", "seed"])]
-    bands = [
-        [labels[label], *numbers(plot.band(own), "mean", "low", "high")]
-        for label, own in rows.groupby("label")
-    ]
-    return {"unit": unit, "boundaries": marks, "limits": limits, "seeds": seeds, "bands": bands} | {
-        "grids": [list(grid) for grid in grids]
-    }
+    columns = ("mean", "low", "high")
+    bands = [[labels[name], *numbers(plot.band(own), *columns)] for name, own in rows.groupby("label")]
+    drawn = {"unit": unit, "boundaries": marks, "limits": limits, "seeds": seeds, "bands": bands}
+    return drawn | {"grids": [list(grid) for grid in grids]}
 
 
 def _short(value: Any) -> Any:

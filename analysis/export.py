@@ -1,7 +1,5 @@
 """Run folders as the compressed CSV files of analysis/results, small enough to commit."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 
@@ -41,8 +39,7 @@ def export(results: Results, folder: Path = RESULTS) -> list[Path]:
 
 
 def thin(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return fewer than 2 * POINTS values per phase of each label, seed and metric. The first and the last value of a
-    phase are always kept, and seeds of equal length keep the same positions."""
+    """Return fewer than 2 * POINTS values per phase of each label, seed and metric, its first and its last with them."""
     rows = rows.sort_values(CURVES, kind="stable")
     groups = rows.groupby(CURVES[:-1])["step"]
     place, count = groups.cumcount(), groups.transform("size")

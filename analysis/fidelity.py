@@ -6,11 +6,8 @@
 The record is analysis/results/fidelity.csv, with one line per quantity that a test compared.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -29,8 +26,7 @@ ASPECTS = ("net", "data", "schedule", "boundary", "optimizer", "tuned", "evaluat
 
 
 def main(given: Sequence[str]) -> int:
-    """Print the comparison with the official code and fill docs/FIDELITY.md, after taking the comparisons of the file
-    `given`, if there is one, into the record. Return 1 if a difference exceeds its tolerance, else 0."""
+    """Take in the comparisons of a file, print the record and fill the page. Return 1 if a difference is too large."""
     record = pd.read_csv(RECORD)
     if given:
         record = renewed(record, pd.read_json(given[0], lines=True))
@@ -78,15 +74,14 @@ def page(record: pd.DataFrame) -> str:
     compared = summary(methods, "method")
     official = compared["method"].map(lambda method: "official" in variants(method))
     compared["variant"] = official.map({True: "official", False: "the same in both"})  # what was compared
+    quantities = summary(cells.sort_values("quantity", kind="stable"), "quantity")
     made = {
         "table panels": panels.fillna("").rename_axis("panel").reset_index()[["panel", *ASPECTS]],
-        "table quantities": summary(cells.sort_values("quantity", kind="stable"), "quantity")[
-            ["quantity", *HEAD]
-        ],
+        "table quantities": quantities[["quantity", *HEAD]],
         "table methods": compared[["method", "variant", "quantities", HEAD[0], HEAD[2]]],
         "table others": summary(others, "experiment", "quantity").drop(columns="quantities"),
     }
-    return fill(PAGE.read_text(encoding="utf-8"), {name: partial(table, each) for name, each in made.items()})
+    return fill(PAGE.read_text(encoding="utf-8"), {name: table(each) for name, each in made.items()})
 
 
 def summary(record: pd.DataFrame, *by: str) -> pd.DataFrame:

@@ -1,7 +1,5 @@
 """The number that stands for a run: a headline measure and a few others for each kind of experiment."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -40,7 +38,6 @@ class Measure:
 
     @property
     def axis(self) -> str:
-        """What an axis is called."""
         return self.title.split(",")[0].split(" at the")[0]
 
     @property
@@ -52,10 +49,9 @@ class Measure:
 TEST = Measure("test_accuracy", "test accuracy, end")
 # What is measured at a boundary is named here, and nowhere else in the analysis.
 HESSIAN = Measure("after_hessian_norm", "largest Hessian eigenvalue on the data to come", "final", False)
-TEST_AFTER = Measure("after_test_accuracy", "test accuracy right after the last boundary, before training")
-TEST_RENEWED = Measure(
-    "after_reestimated_test_accuracy", f"{TEST_AFTER.title}, with new statistics of batch norm"
-)
+ACTED = "test accuracy right after the last boundary, before training"
+TEST_AFTER = Measure("after_test_accuracy", ACTED)
+TEST_RENEWED = Measure("after_reestimated_test_accuracy", f"{ACTED}, with new statistics of batch norm")
 AT_ENDS = "accuracy at the end of a task, last quarter of the tasks"
 MEMORISED = Measure("train_accuracy", f"training {AT_ENDS}", "late_phases")
 CORPORA = {"mix": "the mixture", "a": "the old corpus", "b": "the new corpus"}
@@ -75,16 +71,13 @@ AT_BOUNDARY = {  # right before it, right after it, and at the end of training
     "fig3": (Measure("val_loss_mix", "validation loss", "before", False), LOSSES[3], LOSSES[0]),
     "fig4": (*reversed(AROUND), EVALUATED),
 }
+OLD = Measure("old_accuracy", "test accuracy on the classes of earlier phases, end")
+NEW = Measure("new_accuracy", "test accuracy on the classes of the last phase, end")
+UNFINISHED = Measure("eval_unfinished", "evaluation episodes that the step limit ended", "final", False)
 BY_PROTOCOL = {
     "warm_start": [TEST, TEST_AFTER, TEST_RENEWED],
     "continual": [TEST, TEST_AFTER, TEST_RENEWED],
-    "class_incremental": [
-        TEST,
-        Measure("old_accuracy", "test accuracy on the classes of earlier phases, end"),
-        Measure("new_accuracy", "test accuracy on the classes of the last phase, end"),
-        TEST_AFTER,
-        TEST_RENEWED,
-    ],
+    "class_incremental": [TEST, OLD, NEW, TEST_AFTER, TEST_RENEWED],
     "random_label": [MEMORISED],
     "label_noise": [TEST, TEST_AFTER],
     "permuted": [Measure("test_accuracy", f"test {AT_ENDS}", "late_phases"), MEMORISED],
@@ -92,12 +85,7 @@ BY_PROTOCOL = {
 BY_FIGURE = {
     "fig3": [*LOSSES, Measure("dormant_share", "dormant share, end", "final", False)],
     # The paper's panels of Atari are denser than its evaluations, so very likely training returns.
-    "fig4a": [
-        PLAYED,
-        EVALUATED,
-        *AROUND,
-        Measure("eval_unfinished", "evaluation episodes that the step limit ended", "final", False),
-    ],
+    "fig4a": [PLAYED, EVALUATED, *AROUND, UNFINISHED],
     "fig4b": [EVALUATED, PLAYED, *AROUND],
 }
 # metrics that an export holds beside those of `of`
@@ -176,11 +164,7 @@ def by_label(series: pd.Series) -> Values:
 
 
 def before_boundary(metrics: pd.DataFrame, metric: str) -> dict[int, float]:
-    """Return {seed: mean over the last tenth of the steps of phase 0}. Labels share that phase, unless a method acts
-    in it, so for each seed `none` is read or, without it, the first label in alphabetical order."""
-    first = metrics[metrics["phase"] == 0]
-    rows = first[first["metric"] == metric]
-    order = rows["label"].where(rows["label"] != "none", "")
-    rows = rows[order == order.groupby(rows["seed"]).transform("min")]
-    last = rows["seed"].map(first.groupby("seed")["step"].max())
-    return rows[rows["step"] >= (1 - TAIL) * last].groupby("seed")["value"].mean().to_dict()
+    """Return {seed: mean over the last tenth of the steps of phase 0}, of `none` or, without it, of the first label."""
+    found = values(metrics[metrics["phase"] == 0], Measure(metric, "", "tail"))
+    preferred = sorted(found, key=lambda label: (label != "none", label))
+    return {seed: value for label in reversed(preferred) for seed, value in found[label].items()}

@@ -1,7 +1,5 @@
 """Names, colours and marks of methods, and the titles of panels, from names.yaml."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable, Mapping
 from itertools import product
@@ -70,7 +68,6 @@ def title(part: Results) -> str:
 
 
 def one_line(part: Results) -> str:
-    """Return the title of a panel on one line."""
     return title(part).replace("\n", ", ")
 
 

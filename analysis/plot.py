@@ -4,8 +4,6 @@ A band, a bar and an error bar have one meaning everywhere: the 95 % interval of
 the tables. A dashed line is always a level, never a curve.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +24,7 @@ from PIL import Image, PngImagePlugin
 from scipy import stats as scipy_stats
 
 from analysis import claims
+from analysis.measures import Values
 from analysis.names import INTEREST, METHODS, Look, look
 from analysis.runs import Results
 from analysis.stats import CONFIDENCE, estimate
@@ -47,12 +46,10 @@ plt.rcParams.update(STYLE)
 def premise_text(part: Results) -> str:
     """Return what a panel says about the premise of the paper's claims, or "" where there is nothing to say."""
     holds, measured = claims.premise(part)
-    if holds is not False:
-        return ""
-    if part.first["figure"].startswith("fig4"):
-        told = "little learned" if measured.low > 1 else "learning not shown"
-        return f"{told}: {measured.mean:.2f} × random (at least {measured.low:.2f})"
-    return "premise not met"
+    if holds is not False or not part.first["figure"].startswith("fig4"):
+        return "premise not met" if holds is False else ""
+    told = "little learned" if measured.low > 1 else "learning not shown"
+    return f"{told}: {measured.mean:.2f} × random (at least {measured.low:.2f})"
 
 
 def draw_premise(axis: Axes, part: Results) -> None:
@@ -65,13 +62,11 @@ def draw_premise(axis: Axes, part: Results) -> None:
 
 # ------------------------------------------------------------------------------------------------ curves
 def pale(colour: str) -> tuple[float, ...]:
-    """Return the colour mixed with white."""
     return tuple(0.7 * part + 0.3 for part in to_rgb(colour))
 
 
 def with_progress(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return (rows with a column `x`, its unit). `x` is the epoch, counted over all phases, if every row has one, else
-    the step."""
+    """Return (rows with a column `x`, its unit): the epoch over all phases, if every row has one, else the step."""
     if rows["epoch"].isna().any():
         return rows.assign(x=rows["step"]), "step"
     offsets = rows.groupby("phase")["epoch"].max().sort_index().cumsum().shift(fill_value=0.0)
@@ -119,9 +114,7 @@ def draw_curves(
     return pd.concat(drawn, ignore_index=True)
 
 
-def draw_ends(
-    axis: Axes, ends: Mapping[str, dict[int, float]], looks: Mapping[str, Look], last: float
-) -> list[float]:
+def draw_ends(axis: Axes, ends: Values, looks: Mapping[str, Look], last: float) -> list[float]:
     """Draw the values at the end of training of each label side by side to the right of x = `last`. Return the means."""
     means = []
     for place, label in enumerate(label for label in looks if label in ends):
@@ -164,9 +157,9 @@ def row_heading(axis: Axes, text: str, up: int = 27) -> None:
     axis.annotate(text, (0, 1), (-30, up), "axes fraction", **style)
 
 
-def legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None) -> None:
-    """Draw each method once, in the order of METHODS: in place of the axes `where`, else below all panels. A method that
-    is a curve in one panel and a level in another looks like the curve."""
+def with_legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None, **layout: float) -> Figure:
+    """Return the figure with each method once in its legend, in the order of METHODS: in place of the axes `where`, else
+    below all panels. A method that is a curve in one panel and a level in another looks like the curve."""
     found: dict[str, Line2D] = {}
     for axis in axes:
         for handle, text in zip(*axis.get_legend_handles_labels()):
@@ -184,6 +177,8 @@ def legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None) -> N
         columns = max(1, min(len(texts), int(figure.get_figwidth() // 1.5)))
         below = {"loc": "upper center", "ncol": columns, "frameon": False, "bbox_to_anchor": (0.5, 0.0)}
         figure.legend(handles, texts, **below)
+    figure.tight_layout(**layout)
+    return figure
 
 
 def provenance(runs: pd.DataFrame) -> str:
@@ -199,11 +194,8 @@ def provenance(runs: pd.DataFrame) -> str:
     return "; ".join(words) + (f"; {changed} of {len(done)} runs from a changed checkout" if changed else "")
 
 
-def save(
-    figure: Figure, stem: Path, formats: Iterable[str], caption: str, parts: Sequence[Results]
-) -> list[Path]:
-    """Write `stem`.png and so on, and the caption as `stem`.md; return the paths. Caption and provenance are in the
-    metadata of each file. Dates and versions are not, so that the same data gives the same bytes."""
+def save(figure: Figure, stem: Path, formats: list[str], caption: str, parts: list[Results]) -> list[Path]:
+    """Write `stem`.png and so on with caption and provenance, but no dates, inside, and `stem`.md; return the paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     source = provenance(pd.concat([part.runs for part in parts]))
     title, about = {"Title": stem.name}, f"{caption} {source}"

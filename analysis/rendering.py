@@ -1,7 +1,5 @@
 """Numbers and tables as text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -52,8 +50,7 @@ def short(value: object) -> str:
 
 
 def plain(text: object) -> str:
-    """Return a text that came from a file so that it stays text in Markdown and HTML: one line without control
-    characters, tags, links, code fences and column marks."""
+    """Return a text from a file as one line that stays text in Markdown and HTML: no tags, links and column marks."""
     line = "".join(letter if letter.isprintable() else " " for letter in str(text))
     line = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", line).replace("](", "]\\(").replace("```", "``")
     return line.replace("|", "\\|")

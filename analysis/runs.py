@@ -1,7 +1,5 @@
-"""Run folders or committed results as tidy pandas frames.
+"""Run folders or committed results as tidy pandas frames: `runs`, `metrics` (one row per logged value) and `boundaries`.
 
-Three frames describe any number of runs: `runs` (one row per run), `metrics` (one row per logged value) and `boundaries`
-(one row per report, summed over its matrices). `analysis.export` writes them as compressed CSV, `load_exported` reads them.
 The settings that a run changed are the column `overrides`, a JSON list as in `["method.iterations=5"]`; nothing is read
 from the name of a folder, which is cut where it would be too long.
 """
@@ -20,15 +18,7 @@ from typing import Any
 import pandas as pd
 
 from fire_core.errors import UserError, printable
-from harness.runs.folders import (
-    describe_run,
-    find_folders,
-    read_boundaries,
-    read_config,
-    read_lines,
-    read_meta,
-    read_text,
-)
+from harness.runs import folders
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZES = ("paper", "medium", "small", "smoke")  # the largest first
@@ -50,6 +40,8 @@ COLUMNS = {
 RUNS_FILE = "runs.csv.gz"
 TEXT = dict.fromkeys([c for c in COLUMNS["runs"] if c not in ("seed", "dirty")] + ["metric"], str)
 COORDINATES = ["phase", "step", "epoch"]  # of a logged value
+# what damaged or hostile files make their readers raise
+UNREADABLE = (UserError, ValueError, TypeError, AttributeError, KeyError, OSError, RecursionError)
 
 
 @dataclass
@@ -63,7 +55,6 @@ class Results:
 
     @property
     def frames(self) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-        """The three frames in the order of COLUMNS."""
         return self.runs, self.metrics, self.boundaries
 
     def filtered(self, keep: Callable[[pd.DataFrame], Any]) -> Results:
@@ -93,7 +84,6 @@ class Results:
 
     @property
     def finished(self) -> pd.DataFrame:
-        """Rows of the finished runs."""
         return self.runs[self.runs["status"] == "done"]
 
     @property
@@ -114,8 +104,7 @@ def settings_of(overrides: str) -> dict[str, str]:
 
 
 def settings(results: Results) -> list[Results]:
-    """Return the finished runs, split by experiment, size and data set. Only runs of one setting may share a panel or
-    a table."""
+    """Return the finished runs by experiment, size and data set: only those of one may share a panel or a table."""
     found = results.finished.drop_duplicates(SETTING).sort_values(SETTING)
     groups = [(frame, dict(iter(frame.groupby(SETTING)))) for frame in results.frames]
     return [
@@ -131,8 +120,7 @@ def at_largest_size(rows: pd.DataFrame, by: Sequence[str] = ("experiment",)) -> 
 
 
 def at_most(results: Results, size: str) -> Results:
-    """Return the finished runs of each experiment at its largest size that is not above `size`. Runs of size smoke,
-    which prove nothing, are not used in place of missing ones."""
+    """Return the finished runs of each experiment at its largest size up to `size`. Smoke runs prove nothing."""
     allowed = [size, *SIZES[SIZES.index(size) + 1 : SIZES.index("smoke")]]
     done = at_largest_size(results.finished[results.finished["size"].isin(allowed)])
     largest = dict(zip(done["experiment"], done["size"]))
@@ -140,9 +128,8 @@ def at_most(results: Results, size: str) -> Results:
 
 
 def open_results(root: str | Path, size: str | None = None, patterns: Sequence[str] = ("*",)) -> Results:
-    """Return the runs below `root`, which may also be an export. If `root` is the default `runs`, experiments without
-    a finished run there are taken from the committed results, with a note, so that a first run of one's own does not
-    empty the rest of a figure. Raises UserError if `root` does not exist, except for the default."""
+    """Return the runs below `root`, which may also be an export. If `root` is the default `runs`, experiments without a
+    finished run there come from the committed results, with a note. Raises UserError if another `root` does not exist."""
     root, default = Path(root), Path(root) == Path("runs")
     if (root / RUNS_FILE).exists():
         results = load_exported(root)
@@ -169,31 +156,26 @@ def merged(own: Results, committed: Results, by: list[str]) -> Results:
 
 
 # ------------------------------------------------------------------------------------------------ run folders
-# what damaged or hostile files make their readers raise
-UNREADABLE = (UserError, ValueError, TypeError, AttributeError, KeyError, OSError, RecursionError)
-
-
 def load(root: str | Path = "runs", patterns: Sequence[str] = ("*",), size: str | None = None) -> Results:
-    """Read the runs below `root`. Unfinished runs are in `runs` and in `problems`, but not in the other frames. A run that
-    cannot be read is in `problems` alone. Logged values that are not numbers are skipped without a note. Raises UserError
-    if `root` does not exist, or if one run counts twice."""
+    """Read the runs below `root`. Unfinished runs are in `runs` and in `problems`, runs that cannot be read in `problems`
+    alone. Raises UserError if `root` does not exist, or if one run counts twice."""
     rows, problems = list[dict[str, Any]](), list[str]()
     values, reports, matrices = list[pd.DataFrame](), list[dict[str, Any]](), list[pd.DataFrame]()
-    for path in find_folders(root, None, size):
+    for path in folders.find_folders(root, None, size):
         if not matching([path.parents[2].name], patterns):
             continue
         try:
             row = _describe(path)
             done = row["status"] == "done"
             own, torn = _logged(path / "metrics.jsonl") if done else (pd.DataFrame(), 0)
-            found = [_report(report) for report in read_boundaries(path)] if done else []
+            found = [_report(report) for report in folders.read_boundaries(path)] if done else []
         except UNREADABLE as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             problems.append(f"{path}: cannot be read ({reason[:200]})")
             continue
         rows.append(row)
         if not done:
-            failed = read_text(path / "FAILED").strip().partition("\n")[0]
+            failed = folders.read_text(path / "FAILED").strip().partition("\n")[0]
             problems.append(f"{path}: {row['status']}{failed and ': '}{failed}")
             continue
         values.append(own.assign(run=len(rows) - 1))
@@ -212,19 +194,17 @@ def load(root: str | Path = "runs", patterns: Sequence[str] = ("*",), size: str 
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    """Return the row of a folder in the frame of runs: what `harness` says of it; `model` and `detail` (pixels of images or
-    frames, shape of a language model) for titles; `identity` and `overrides`, without folders of data, which differ by
-    machine. Raises UserError if the folder's name says that settings were changed and meta.json does not say which."""
-    config, meta = read_config(path), read_meta(path)
-    model, data, env = (
-        config[key] if isinstance(config.get(key), dict) else {} for key in ("model", "data", "env")
-    )
+    """Return the row of a folder in the frame of runs; `model` and `detail` (pixels, or the shape of a GPT) are for
+    titles. Raises UserError if the folder's name says that settings were changed and meta.json does not say which."""
+    config, meta = folders.read_config(path), folders.read_meta(path)
+    known = {key: value for key, value in config.items() if isinstance(value, dict)}
+    model, data, env = (known.get(key, {}) for key in ("model", "data", "env"))
     pixels = data.get("image_size") or env.get("frame_size")
     shape = f"{model['layers']} layers, width {model['width']}" if "layers" in model else ""
     changed = [text for text in meta.get("overrides") or [] if not text.partition("=")[0].endswith(".folder")]
     if not changed and path.parent.name != (meta.get("method") or path.parent.name):
         raise UserError("meta.json does not list its overrides")
-    told = describe_run(path, config)
+    told = folders.describe_run(path, config)
     told |= {"model": str(model.get("name") or ""), "detail": f"{pixels} px" if pixels else shape}
     told |= {"identity": str(meta.get("identity") or ""), "overrides": json.dumps([*map(printable, changed)])}
     row = {key: printable(value) if isinstance(value, str) else value for key, value in told.items()}
@@ -236,9 +216,8 @@ def _describe(path: Path) -> dict[str, Any]:
 
 
 def _logged(path: Path) -> tuple[pd.DataFrame, int]:
-    """Return every number in metrics.jsonl (columns COORDINATES, metric, value) and the number of unreadable lines, which
-    are no records or have no step."""
-    records, torn = read_lines(path)
+    """Return every number in metrics.jsonl (columns COORDINATES, metric, value) and how many lines are no records."""
+    records, torn = folders.read_lines(path)
     table = pd.DataFrame(records).apply(pd.to_numeric, errors="coerce").select_dtypes("number")
     table = table.reindex(columns=[*COORDINATES, *table.columns.difference([*COORDINATES, "act"])])
     whole = table["step"].notna()
@@ -251,10 +230,8 @@ def _report(report: dict[str, Any]) -> tuple[dict[str, Any], pd.DataFrame]:
     rows = [row for row in report.get("rows", []) if row.get("dfi_after") is not None]
     table = pd.DataFrame(rows, columns=["name", *SUMMED, "sfe_relative"])
     numbers = table.drop(columns="name").apply(pd.to_numeric).assign(name=table["name"].map(str))
-    return {
-        "phase": int(report.get("act", report.get("phase", 1))),
-        "seconds": report.get("seconds"),
-    }, numbers
+    about = {"phase": int(report.get("act", report.get("phase", 1))), "seconds": report.get("seconds")}
+    return about, numbers
 
 
 def with_sums(reports: pd.DataFrame, matrices: pd.DataFrame) -> pd.DataFrame:
@@ -282,8 +259,7 @@ def _sums(changed: pd.DataFrame, reports: pd.Index) -> pd.DataFrame:
 
 # ------------------------------------------------------------------------------------------------ exports
 def load_exported(folder: str | Path = RESULTS) -> Results:
-    """Return the results that `export` wrote; the frames are empty where nothing was exported yet. Raises UserError for
-    runs that were exported twice."""
+    """Return the results that `export` wrote, if any. Raises UserError for runs that were exported twice."""
     frames = []
     for name, columns in COLUMNS.items():
         files = sorted(Path(folder).glob("metrics/*.csv.gz" if name == "metrics" else f"{name}.csv.gz"))
@@ -298,10 +274,8 @@ def checked(results: Results) -> Results:
     run = [*SETTING, "label", "seed"]
     logged = pd.util.hash_pandas_object(results.metrics[["phase", "step", "metric", "value"]], index=False)
     numbers = logged.groupby([results.metrics[name] for name in run]).sum().rename("numbers").reset_index()
-    for frame, same, what in (
-        (results.runs, run, "are in two folders"),
-        (numbers, [*run[:-1], "numbers"], "have the same numbers"),
-    ):
+    copies = numbers, [*run[:-1], "numbers"], "have the same numbers"
+    for frame, same, what in ((results.runs, run, "are in two folders"), copies):
         for _, twice in frame[frame.duplicated(same, keep=False)].groupby(same):
             experiment, size, _, label, _ = twice.iloc[0][run]
             raise UserError(

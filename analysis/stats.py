@@ -4,8 +4,6 @@ Intervals are Student's t over seeds. With three seeds a percentile bootstrap wo
 whose coverage is far below 95 %.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -48,8 +46,7 @@ def paired(ours: Mapping[int, float], reference: Mapping[int, float]) -> dict[in
 
 
 def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return the p-values of one family after Holm's step-down correction. NaN stays NaN and does not count as a
-    comparison."""
+    """Return the p-values of one family after Holm's step-down correction. NaN stays NaN and is no comparison."""
     p = np.asarray(p, dtype=np.float64)
     corrected = np.full(len(p), np.nan)
     known = np.flatnonzero(~np.isnan(p))

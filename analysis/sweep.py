@@ -1,21 +1,18 @@
 """Table and figure of one sweep, with a list of the runs that are missing."""
 
-from __future__ import annotations
-
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from analysis import claims, estimates, measures, names, plot
+from analysis import claims, estimates, measures, names, plot, tables
 from analysis.figures import CAPTIONS, curves
-from analysis.rendering import p_text, plain, spread
+from analysis.rendering import markdown, p_text, plain, spread
 from analysis.runs import Results, load, settings
-from analysis.tables.panels import sections
-from analysis.tables.verdicts import claim_text
+from analysis.tables import claim_text
 from fire_core.files import write_atomic
 from harness.config import sweeps
 from harness.status import with_missing
@@ -43,7 +40,9 @@ def show(options: Namespace) -> int:
     for name in experiments:
         # where an experiment sweeps its own settings, labels are not the names of methods
         expected = ([], []) if sweeps(name) else (options.methods, options.seeds)
-        wrong += absent(results.select(experiment=name), *expected)
+        rows = with_missing(results.select(experiment=name).runs.to_dict("records"), *expected)
+        told = "{experiment} {label} seed {seed}: {status}"
+        wrong += [told.format(**row) for row in rows if row["status"] != "done"]
         if name not in {part.first["experiment"] for part, _ in shown}:
             ran = name in set(results.finished["experiment"])
             reason = "its runs log no known measure" if ran else f"no finished run of size {size}"
@@ -52,8 +51,7 @@ def show(options: Namespace) -> int:
         folder = experiments[0] if len(experiments) == 1 else f"summary/{'+'.join(experiments)[:120]}"
         out, parts = Path(options.root) / folder / size, [part for part, _ in shown]
         out.mkdir(parents=True, exist_ok=True)
-        heads = [f"## {part.first['experiment']}: {names.one_line(part)}" for part in parts]
-        text = "\n".join(f"{head}\n{sections(rows)}" for head, (_, rows) in zip(heads, shown))
+        text = "\n".join(section(part, rows) for part, rows in shown)
         write_atomic(out / "table.md", f"{text}\n{NOTE}\n")
         write_atomic(out / "estimates.csv", frame.to_csv(index=False, float_format="%.6g"))
         figure = curves.draw_probes(parts)
@@ -70,9 +68,16 @@ def show(options: Namespace) -> int:
     return 1 if wrong else 0
 
 
+def section(part: Results, rows: pd.DataFrame) -> str:
+    """Return the tables of one setting with headings, one per measure."""
+    text = f"## {part.first['experiment']}: {names.one_line(part)}\n"
+    for metric, title in rows.drop_duplicates("metric").set_index("metric")["measure"].items():
+        text += f"\n### {title[0].upper()}{title[1:]}\n\n{markdown(tables.ends(rows, metric))}\n"
+    return text
+
+
 def curves_of(part: Results) -> str:
-    """Return the curves of one setting, means over the seeds, as characters: of the methods of interest or, if there are
-    none, of the first six."""
+    """Return the mean curves of one setting as characters: of the methods of interest or else of the first six."""
     measure, looks = measures.of(part)[0], names.looks(part)
     rows, unit, *_ = curves.points(part.plain, measure)
     labels = [label for label in looks if label in set(rows["label"])]
@@ -107,8 +112,7 @@ def chart(lines: Mapping[str, pd.Series]) -> str:
 
 
 def sentences(compared: pd.DataFrame) -> list[str]:
-    """Return a sentence for each comparison of FIRE with `none` and for each other claim about the sweep's panels, by the
-    rule of the repository applied to the seeds of the sweep."""
+    """Return a sentence for FIRE against `none` and for each other claim, by the rule applied to the seeds of the sweep."""
     against_none = (compared["better"] == "fire") & (compared["worse"] == "none")
     told = []
     for row in compared[(compared["kind"] == "claims") | against_none].to_dict("records"):
@@ -125,12 +129,3 @@ def sentences(compared: pd.DataFrame) -> list[str]:
         seeds = names.seeds_text(pd.Series(row["seeds"]))
         told.append(f"{row['experiment']}: {claim_text(row)}: {said} (gain {gain}{p}, {seeds})")
     return told
-
-
-def absent(results: Results, methods: Sequence[str], seeds: Sequence[int]) -> list[str]:
-    """Return the expected runs (see `harness.status.with_missing`) that are not done, one line each."""
-    return [
-        f"{row['experiment']} {row['label']} seed {row['seed']}: {row['status']}"
-        for row in with_missing(results.runs.to_dict("records"), methods, seeds)
-        if row["status"] != "done"
-    ]

@@ -1,17 +1,12 @@
 """Would a short trial have found the right method? Asked of the committed runs: python -m analysis.trial_evidence
 
-A panel is one experiment of Figures 2 to 4 at size medium with runs of the four METHODS. A trial reads, on a few seeds drawn
-at random, the headline metric at a share of the training that follows the first boundary, chooses the method with the best
-mean, and is judged on the other seeds: its loss is the share of the range from the best to the worst of the four final
-results that the choice leaves on the table, 0 for the best method and 1 for the worst.
-
-Metrics were logged at few steps. A trial reads the first value at or after its share, and a panel without one within SLACK
-of it does not count. So a share is the least that a trial has seen; the table of the agreement has the mean.
+A trial reads, on a few seeds drawn at random, the headline metric at a share of the training that follows the first
+boundary, chooses the best of the four METHODS, and is judged on the other seeds: its loss is the share of the range from the
+best to the worst final result that the choice leaves on the table. Metrics were logged at few steps: a trial reads the first
+value at or after its share, and a panel of Figures 2 to 4 without one within SLACK of it does not count.
 
 With --root, the trials in a folder of runs (harness/trial.py) are compared with the full runs of the same seeds.
 """
-
-from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -43,16 +38,13 @@ Rule = Callable[[np.ndarray], int]  # early values (methods, repeats) -> the met
 
 @dataclass
 class Panel:
-    """One setting. early: share -> (methods, seeds), final: (methods, seeds); higher is better in both.
-
-    read: share -> the share at which the values were logged.
-    """
+    """One setting; higher is better."""
 
     name: str
     domain: str
-    early: dict[float, np.ndarray]
-    final: np.ndarray
-    read: dict[float, float]
+    early: dict[float, np.ndarray]  # share -> (methods, seeds)
+    final: np.ndarray  # (methods, seeds)
+    read: dict[float, float]  # share -> the share at which the values were logged
 
 
 def panels(parts: Sequence[Results]) -> list[Panel]:
@@ -111,9 +103,7 @@ def lost(panel: Panel, choose: str | Rule, share: float, repeats: int = 3) -> fl
     return total / DRAWS
 
 
-def losses(
-    found: Sequence[Panel], choose: str | Rule, share: float = 0.2, repeats: int = 3
-) -> dict[str, list[float]]:
+def losses(found: list[Panel], choose: str | Rule, share: float, repeats: int = 3) -> dict[str, list[float]]:
     """Return the losses in each of GROUPS, of the panels that count at this share and have seeds left to judge by."""
     groups = {name: list[float]() for name in GROUPS}
     for panel in found:
@@ -136,9 +126,7 @@ def cell(values: Sequence[float]) -> str:
 def tables(found: Sequence[Panel]) -> dict[str, pd.DataFrame]:
     """Return the tables of the evidence by title."""
     by_share = {f"always {name}": (name, SHARES[-1], 3) for name in METHODS}  # at which all panels count
-    by_share |= {
-        f"{name} of {share:.0%}": (rule, share, 3) for name, rule in RULES.items() for share in SHARES
-    }
+    by_share |= {f"{name} of {share:.0%}": (RULES[name], share, 3) for name in RULES for share in SHARES}
     by_repeats = {f"trial of 20%, {n} repeats": (leader, 0.2, n) for n in (1, 2, 3, 5)}
     by_repeats |= {f"cautious trial of 20%, {n} repeats": (cautious, 0.2, n) for n in (2, 3, 5)}
     made = {}
@@ -188,9 +176,7 @@ def draw(parts: Sequence[Results]) -> Figure:
         axis.set_title(f"{domain} ({sum(domain in ('all', panel.domain) for panel in found)} panels)")
         axis.set(xlabel="trial, % of the training", ylim=(-0.1, 1.1))
     grid[0].set_ylabel("share of the range lost")
-    plot.legend(figure, grid)
-    figure.tight_layout()
-    return figure
+    return plot.with_legend(figure, grid)
 
 
 def fresh(results: Results) -> pd.DataFrame:

@@ -38,14 +38,12 @@ KINDS = {
     "dqn": ("dqn", "", 8, 2.4e9, "tf32"),
     "sac": ("sac", "experiment=fig4b_walk_primitive", 16, 52e9, "tf32"),
 }
-CATCH = (
-    "experiment=fig4a_catch total_steps=1200 midpoint=800 learning_starts=80 log_every=200 eval_every=1200"
-)
-SMOKE = {
-    "resnet18": ("vision", "protocol.epochs=[1,4]", 1, 0.0, "fp32"),
-    "gpt": ("language", "phase_1.iterations=12 phase_1.eval_every=3", 1, 0.0, "fp32"),
-    "dqn": ("dqn", f"{CATCH} replay_capacity=400", 1, 0.0, "fp32"),
-    "sac": ("sac", "steps=120 midpoint=60 learning_starts=10 eval_every=20", 1, 0.0, "fp32"),
+SMOKE = {  # settings of the same on a CPU, one run at a time
+    "resnet18": "protocol.epochs=[1,4]",
+    "gpt": "phase_1.iterations=12 phase_1.eval_every=3",
+    "dqn": "experiment=fig4a_catch total_steps=1200 midpoint=800 learning_starts=80 log_every=200 eval_every=1200 "
+    "replay_capacity=400",
+    "sac": "steps=120 midpoint=60 learning_starts=10 eval_every=20",
 }
 
 
@@ -57,13 +55,10 @@ def ceilings(device: str) -> dict[str, float]:
         return min(seconds(work, device, wall=True) for _ in range(6))
 
     found = {"copy": 8 * numbers / best(torch.zeros(numbers, device=device).clone)}
-    for name, precision, kind in (
-        ("fp32", "highest", "float"),
-        ("tf32", "high", "float"),
-        ("bf16", "high", "bfloat16"),
-    ):
+    for name, precision in {"fp32": "highest", "tf32": "high", "bf16": "high"}.items():
         torch.set_float32_matmul_precision(precision)
-        matrix = torch.randn(side, side, device=device).to(getattr(torch, kind))
+        kind = torch.bfloat16 if name == "bf16" else torch.float32
+        matrix = torch.randn(side, side, device=device).to(kind)
         found[name] = 2 * side**3 / best(lambda matrix=matrix: matrix @ matrix)
     torch.set_float32_matmul_precision("highest")
     return found
@@ -72,8 +67,9 @@ def ceilings(device: str) -> dict[str, float]:
 def measured(kind: str, device: str, limit: dict[str, float]) -> dict[str, Any]:
     """Print speed and memory of runs of a kind. Return the line of `benchmarks.speed` of the one in the middle."""
     gpu = device != "cpu"
-    domain, changes, at_a_time, operations, product = (KINDS if gpu else SMOKE)[kind]
-    line = [f"size={'paper' if gpu else 'smoke'}", f"device={device}", *changes.split()]
+    domain, changes, at_a_time, operations, product = KINDS[kind]
+    size, changes, at_a_time = ("paper", changes, at_a_time) if gpu else ("smoke", SMOKE[kind], 1)
+    line = [f"size={size}", f"device={device}", *changes.split()]
     alone = plain_loop.rate(domain, speed.shortened(domain, line), device, updates=100 if gpu else 3)
     free = [torch.cuda.mem_get_info()[0] if gpu else 0]
     jobs = max(1, min(at_a_time, os.cpu_count() or 1))
@@ -82,15 +78,14 @@ def measured(kind: str, device: str, limit: dict[str, float]) -> dict[str, Any]:
         while gpu and not all(run.done() for run in runs):
             free.append(torch.cuda.mem_get_info()[0])
             time.sleep(0.2)
-    rows = sorted((run.result() for run in runs), key=lambda row: row["rate"])
-    row = rows[jobs // 2] | {"setting": f"{kind}, {jobs} at a time"}
-    together = row["rate"] * jobs
-    share = f", {together * operations / limit[product]:.0%} of the products, {(free[0] - min(free)) / 1e9:.1f} GB"
-    text = (
-        f"{row['rate']:,.1f} {row['unit']}, {jobs} at a time, together {together / alone:.0%} of a plain loop"
-    )
-    print(f"{kind:9} {text}{share if gpu else ''}", flush=True)
-    return row
+    row = sorted((run.result() for run in runs), key=lambda row: row["rate"])[jobs // 2]
+    together, at_once = row["rate"] * jobs, f"{jobs} at a time"
+    text = f"{row['rate']:,.1f} {row['unit']}, {at_once}, together {together / alone:.0%} of a plain loop"
+    if gpu:
+        text += f", {together * operations / limit[product]:.0%} of the products"
+        text += f", {(free[0] - min(free)) / 1e9:.1f} GB"
+    print(f"{kind:9} {text}", flush=True)
+    return row | {"setting": f"{kind}, {at_once}"}
 
 
 def with_rates(text: str, rates: dict[str, float], name: str) -> str:
@@ -106,27 +101,26 @@ def with_rates(text: str, rates: dict[str, float], name: str) -> str:
 def main() -> None:
     """Run the command line. The exit code is 1 if something does not work."""
     command = parser(__doc__)
-    text = "the speeds to measure, without the checks before them; by default all, with them: "
-    command.add_argument("kinds", nargs="*", help=text + ", ".join(KINDS))
+    text = f"the speeds to measure, without the checks before them; by default all, with them: {', '.join(KINDS)}"
+    command.add_argument("kinds", nargs="*", help=text)
     command.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    command.add_argument("--write", action="store_true", help="write the rates to conf/campaign/paper.yaml")
-    device, write, kinds = (asked := command.parse_args()).device, asked.write, asked.kinds
-    gpu, rates = device != "cpu", {}
+    command.add_argument("--write", action="store_true", help="write a GPU's rates to conf/campaign")
+    options = command.parse_args()
+    device, kinds, gpu = options.device, options.kinds, options.device != "cpu"
+    known: dict[str, Any] = KINDS if gpu else SMOKE
     if gpu and not torch.cuda.is_available():
         command.error("there is no GPU that CUDA can use: --device cpu runs the same steps with smoke runs")
-    if write and not gpu:
+    if options.write and not gpu:
         command.error("--write is for the rates of a GPU: leave it out")
-    if unknown := {*kinds} - (KINDS if gpu else SMOKE).keys():
-        command.error(
-            f"unknown kinds {sorted(unknown)}: on this device there are {', '.join(KINDS if gpu else SMOKE)}"
-        )
+    if unknown := {*kinds} - known.keys():
+        command.error(f"unknown kinds {sorted(unknown)}: on this device there are {', '.join(known)}")
     wrong = [] if kinds else prove(device)
     name, limit = torch.cuda.get_device_name() if gpu else "CPU", ceilings(device)
     products = ", ".join(f"{kind} {limit[kind] / 1e12:,.2f}" for kind in ("fp32", "tf32", "bf16"))
     print(f"{name}: copies {limit['copy'] / 1e9:,.0f} GB/s; products in TFLOP/s: {products}", flush=True)
-    campaign = CONF / "campaign" / "paper.yaml"
+    campaign, rates = CONF / "campaign" / "paper.yaml", {}
     text = older = campaign.read_text()
-    for kind in kinds or (KINDS if gpu else SMOKE):
+    for kind in kinds or known:
         try:
             row = measured(kind, device, limit)
         except (subprocess.CalledProcessError, ValueError, RuntimeError) as error:
@@ -136,9 +130,9 @@ def main() -> None:
         rates[kind] = row["rate"]
         if gpu:
             text = with_rates(older, rates, name)
-        if write:
+        if gpu and options.write:
             campaign.write_text(text)
-            record("speed", [row], ("domain", "size", "setting", "device"))
+            record("speed", row, ("domain", "size", "setting", "device"))
     with tempfile.TemporaryDirectory() as folder:
         filled = Path(folder, "paper.yaml")
         filled.write_text(text)

@@ -4,27 +4,24 @@
     python -m benchmarks.method_costs --table-1 [--images 50000] [--device auto]
 
 On a CPU everything runs on one thread and is timed in processor seconds; on a GPU, the times are of the wall clock and
-the memory is that of tensors, after a first boundary as warm-up. Each method has a process of its own, because memory
-that another one had freed would hide its peak. The boundary is with its report, on weights a little away from their first
-values. DASH computes gradients over `--images` images of the next phase, so its cost grows with the data. The step is one
-batch of 32 images; its memory includes the optimizer, and that of `none` is what the net itself needs. Writes
-analysis/results/method_costs.csv.
+the memory is that of tensors. The boundary is with its report. DASH computes gradients over `--images` images of the next
+phase: its cost grows with the data. The step is one batch of 32 images; its memory includes the optimizer.
 
-`--table-1` repeats the paper's Table 1: the boundary alone, with CIFAR-10's 50,000 images in batches of 256. The pictures
-are random, which does not change the cost. DASH's pass over them takes about an hour on a CPU, so give it fewer. Writes
-analysis/results/table1.csv.
+`--table-1` repeats the paper's Table 1: the boundary alone, with CIFAR-10's 50,000 images (random here) in batches of 256.
+DASH's pass over them takes about an hour on a CPU, so give it fewer.
 """
 
-from __future__ import annotations
-
-import argparse
-import json
+import re
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.measuring import in_new_process, parser, peak_memory, record, seconds
+from benchmarks.measuring import parser, record, seconds
 from fire_core import Attached, attach, snapshot
 from fire_core.methods import create
 from harness.device import pick_device
@@ -35,8 +32,7 @@ TABLE_1 = ("fire", "shrink_perturb", "full_reset", "dash")
 
 
 def prepared(method: str, images: int, batch: int, device: str) -> Attached:
-    """Return the method with a ResNet-18 whose weights are a little away from their first values, and with random images
-    as data of the next phase."""
+    """Return the method with a ResNet-18 whose weights are a little away from their first values, and random images."""
     torch.manual_seed(1)
     net = build("resnet18", classes=10, channels=3, image_size=32).to(device)
     initial = snapshot({"net": net})
@@ -47,40 +43,52 @@ def prepared(method: str, images: int, batch: int, device: str) -> Attached:
     parts = list(zip(pictures, torch.randint(10, (images,)).to(device).split(batch), strict=True))
     adam = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
     coming = lambda: ((part.float() / 128 - 1, wanted) for part, wanted in parts)  # noqa: E731
-    return attach(
-        create(method, first_phase=0), net, adam, initial=initial, loss=cross_entropy, batches=coming, seed=1
-    )
+    own = create(method, first_phase=0)
+    return attach(own, net, adam, initial=initial, loss=cross_entropy, batches=coming, seed=1)
 
 
-def boundary(treatment: Attached) -> dict[str, float]:
+def peak(work: Callable[[], float], gpu: bool = False) -> tuple[float, float]:
+    """Return what `work` returns, and the MB by which memory rises meanwhile: that of this process (Linux only), or with
+    `gpu` that of tensors. On a CPU, memory that the process had freed before and uses again is not seen."""
+    if gpu:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return work(), (torch.cuda.max_memory_allocated() - before) / 2**20
+
+    def resident(field: str) -> int:
+        return int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    return work(), (resident("VmHWM") - before) / 2**10
+
+
+def boundary(treatment: Attached) -> tuple[float, float]:
     """Return seconds and peak MB of the method's own work at a boundary."""
     device = next(treatment.state.nets["net"].parameters()).device
-    with peak_memory(gpu=device.type == "cuda") as peak:
-        taken = seconds(lambda: treatment.boundary(1), device)
-    return {"boundary_seconds": taken, "boundary_mb": peak.extra / 2**20}
+    return peak(lambda: seconds(lambda: treatment.boundary(1), device), device.type == "cuda")
 
 
-def step(treatment: Attached) -> dict[str, float]:
+def step(treatment: Attached) -> tuple[float, float]:
     """Return the seconds of the second of two training steps, and the peak MB of both with the optimizer."""
     net = treatment.state.nets["net"]
     inputs, labels = next(iter(treatment.state.batches()))  # type: ignore[misc]
-    with peak_memory() as peak:
 
-        def train() -> None:
-            loss = cross_entropy(net(inputs), labels) + treatment.penalty()
-            treatment.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            treatment.before_step()
-            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-            treatment.optimizer.step()
-            treatment.after_step()
+    def train() -> None:
+        loss = cross_entropy(net(inputs), labels) + treatment.penalty()
+        treatment.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        treatment.before_step()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        treatment.optimizer.step()
+        treatment.after_step()
 
-        _, second = seconds(train), seconds(train)
-    return {"step_seconds": second, "step_mb": peak.extra / 2**20}
+    return peak(lambda: [seconds(train) for _ in range(2)][1])
 
 
-def measure(part: str, method: str, images: int, batch: int, device: str) -> dict[str, float]:
-    """Return the cost of a "boundary" or of a "step"."""
+def measure(part: str, method: str, images: int, batch: int, device: str) -> tuple[float, float]:
+    """Return seconds and peak MB of a "boundary" or of a "step"."""
+    torch.set_num_threads(1)
     if device != "cpu":  # no warm-up on a CPU: memory that it freed would hide what the boundary takes
         boundary(prepared(method, batch, batch, device))
     return {"boundary": boundary, "step": step}[part](prepared(method, images, batch, device))
@@ -92,24 +100,21 @@ def main() -> None:
     command.add_argument("--images", type=int)
     command.add_argument("--table-1", action="store_true", help="the setting of the paper's Table 1")
     command.add_argument("--device", default="auto", help="of Table 1; the rest is measured on the CPU")
-    command.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
     options = command.parse_args()
-    torch.set_num_threads(1)
-    if options.measure:
-        part, method, images, batch, device = options.measure
-        print(json.dumps(measure(part, method, int(images), int(batch), device)))
-        return
     if options.table_1:
         name, methods, images, batch, parts = "table1", TABLE_1, 50_000, 256, ("boundary",)
         device, key = str(pick_device(options.device)), ("method", "images", "device", "hardware")
     else:
         name, methods, images, batch, parts = "method_costs", known, 512, 32, ("boundary", "step")
         device, key = "cpu", ("model", "method", "images", "batch")
-    for method in options.methods or methods:
-        row = {"model": "resnet18", "method": method, "images": options.images or images, "batch": batch}
-        for part in parts:
-            row |= in_new_process("method_costs", "--measure", part, method, row["images"], batch, device)
-        record(name, [row | {"device": device}], key)
+    # each in a process of its own, because memory that another one had freed would hide its peak
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
+        for method in options.methods or methods:
+            row = {"model": "resnet18", "method": method, "images": options.images or images, "batch": batch}
+            for part in parts:
+                taken, memory = fresh.submit(measure, part, method, row["images"], batch, device).result()
+                row |= {f"{part}_seconds": taken, f"{part}_mb": memory}
+            record(name, row | {"device": device}, key)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import torch
 from omegaconf import DictConfig
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
 
 from benchmarks.measuring import seconds
 from harness.config import compose
 from harness.domains import find
-from language.evaluate import autocast
 from language.model import Decoder, adamw
 from language.settings import check_settings
 from rl.dqn.learn import Learner
@@ -25,56 +25,50 @@ from rl.sac.update import build as sac_learner
 from rl.sac.update import update
 from vision.models import build
 
-Update = Callable[[], object]
+Loop = tuple[Callable[[], object], float]  # an update, and what it counts in the unit of `benchmarks.speed`
 
 
-def vision(cfg: DictConfig, device: str) -> tuple[Update, float]:
-    """The update of a classifier, and its steps: 1."""
-    layout = torch.channels_last if cfg.channels_last else torch.contiguous_format
-    net = build(**cfg.model, classes=10, channels=3, image_size=cfg.data.image_size).to(
-        device, memory_format=layout
-    )
-    inputs = torch.randn(cfg.batch_size, 3, cfg.data.image_size, cfg.data.image_size, device=device)
-    labels = torch.randint(10, (cfg.batch_size,), device=device)
+def supervised(
+    cfg: DictConfig, device: str, net: nn.Module, optimizer: Optimizer, loss_of: Callable[[nn.Module], Tensor]
+) -> Callable[[], object]:
+    """Return one update of a network, of which `loss_of` returns the loss."""
     model = torch.compile(net, dynamic=False) if cfg.compile else net
-    adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
+    kind, low = torch.device(device).type, {"bf16": torch.bfloat16, "fp16": torch.float16}.get(cfg.precision)
+    scaler = torch.amp.GradScaler(kind, enabled=cfg.precision == "fp16")
 
     def step() -> None:
-        with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=cfg.precision == "bf16"):
-            loss = cross_entropy(model(inputs), labels)
-        adam.zero_grad(set_to_none=True)
-        loss.backward()
-        adam.step()
-
-    return step, 1.0
-
-
-def language(cfg: DictConfig, device: str) -> tuple[Update, float]:
-    """The update of one micro-batch, and its tokens."""
-    net = Decoder(check_settings(cfg)).to(device)
-    tokens, targets = torch.randint(cfg.model.vocabulary, (2, cfg.batch_size, cfg.model.block), device=device)
-    model = torch.compile(net, dynamic=False) if cfg.compile else net
-    optimizer = adamw(net, betas=tuple(cfg.betas), weight_decay=cfg.weight_decay)
-    scaler = torch.amp.GradScaler(torch.device(device).type, enabled=cfg.precision == "fp16")
-
-    def step() -> None:
-        with autocast(torch.device(device), cfg.precision):
-            loss = model(tokens, targets)
+        with torch.autocast(kind, low, enabled=low is not None):
+            loss = loss_of(model)
         optimizer.zero_grad(set_to_none=True)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
 
-    return step, tokens.numel()
+    return step
 
 
-def dqn(cfg: DictConfig, device: str) -> tuple[Update, float]:
-    """The update of a Q-network, and its updates: 1."""
+def vision(cfg: DictConfig, device: str) -> Loop:
+    layout, side = torch.channels_last if cfg.channels_last else torch.contiguous_format, cfg.data.image_size
+    net = build(**cfg.model, classes=10, channels=3, image_size=side).to(device, memory_format=layout)
+    inputs = torch.randn(cfg.batch_size, 3, side, side, device=device)
+    labels = torch.randint(10, (cfg.batch_size,), device=device)
+    adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
+    return supervised(cfg, device, net, adam, lambda model: cross_entropy(model(inputs), labels)), 1.0
+
+
+def language(cfg: DictConfig, device: str) -> Loop:
+    """One micro-batch, and its tokens."""
+    net = Decoder(check_settings(cfg)).to(device)
+    tokens, targets = torch.randint(cfg.model.vocabulary, (2, cfg.batch_size, cfg.model.block), device=device)
+    optimizer = adamw(net, betas=tuple(cfg.betas), weight_decay=cfg.weight_decay)
+    return supervised(cfg, device, net, optimizer, lambda model: model(tokens, targets)), tokens.numel()
+
+
+def dqn(cfg: DictConfig, device: str) -> Loop:
     side, layers = cfg.env.frame_size, [tuple(layer) for layer in cfg.network.convolutions]
     layout = torch.channels_last if cfg.channels_last else torch.contiguous_format
-    net, target = (
-        DQN(9, (side, side), layers, cfg.network.hidden).to(device, memory_format=layout) for _ in range(2)
-    )
+    nets = [DQN(9, (side, side), layers, cfg.network.hidden) for _ in range(2)]
+    net, target = (net.to(device, memory_format=layout) for net in nets)
     learner = Learner(net, target, cfg.discount, bool(cfg.double), cfg.precision, cfg.compile)
     frames = torch.randint(256, (2, cfg.batch_size, 4, side, side), dtype=torch.uint8, device=device)
     numbers = torch.rand(cfg.batch_size, device=device)
@@ -90,39 +84,25 @@ def dqn(cfg: DictConfig, device: str) -> tuple[Update, float]:
     return step, 1.0
 
 
-def sac(cfg: DictConfig, device: str) -> tuple[Update, float]:
+def sac(cfg: DictConfig, device: str) -> Loop:
     """The update of all networks, and the agent steps that it belongs to."""
-    task = Task(cfg.env.name, cfg.env.action_repeat)
-    learner = sac_learner(cfg, task.observation_size, task.action_size, torch.device(device))
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, device=device)
-
-    count, observations, actions = cfg.batch_size, task.observation_size, task.action_size
-    batch = Batch(
-        random(count, observations),
-        random(count, actions),
-        random(count),
-        random(count, observations),
-        0 * random(count),
-    )
-    noise = random(2, count, actions)
+    task, count = Task(cfg.env.name, cfg.env.action_repeat), cfg.batch_size
+    observed, acted = task.observation_size, task.action_size
+    learner = sac_learner(cfg, observed, acted, torch.device(device))
+    shapes = ((count, observed), (count, acted), (count,), (count, observed), (count,))
+    batch = Batch(*(torch.rand(shape, device=device) for shape in shapes))
+    noise = torch.randn(2, count, acted, device=device)
     return lambda: update(learner, batch, noise), 1 / cfg.updates_per_step
 
 
 def rate(domain: str, changes: list[str], device: str, updates: int = 100) -> float:
-    """Return what a loop of updates alone reaches in the unit of `benchmarks.speed.RATES`, at the settings of a script."""
+    """Return what a loop of updates alone reaches in a second, at the settings of a script."""
     cfg = compose(find(domain), ["method=none", *changes])
     tf32 = cfg.get("tf32") or cfg.precision == "tf32"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.benchmark = True
-    step, of_an_update = {"vision": vision, "language": language, "dqn": dqn, "sac": sac}[domain](cfg, device)
-
-    def several() -> None:
-        for _ in range(updates):
-            step()
-
-    several()  # compiles
-    taken = min(seconds(several, device, wall=True) for _ in range(3))
+    step, counts = {"vision": vision, "language": language, "dqn": dqn, "sac": sac}[domain](cfg, device)
+    # the first round compiles
+    taken = min([seconds(lambda: [step() for _ in range(updates)], device, wall=True) for _ in range(4)][1:])
     torch.set_float32_matmul_precision("highest")
-    return updates * of_an_update / taken
+    return updates * counts / taken

@@ -2,15 +2,11 @@
 
     python -m benchmarks.speed vision
     python -m benchmarks.speed dqn size=paper device=cuda compile=true channels_last=true run.emulator_threads=4
-    python -m benchmarks.speed language size=paper corpus.a.folder=... corpus.b.folder=...
 
-What follows the domain are overrides of its script. The run has the networks, batches and data of its experiment and size,
-with `method=none`; SHORT makes it end soon, and names the experiment unless another one is given. Rates are those of whole
-loops, with acting in DQN and SAC, and without evaluation. The first window is left out, because it compiles; the rate is the
-median of the others. Writes a line into analysis/results/speed.csv.
+What follows the domain are overrides of its script; SHORT makes the run end soon, and names the experiment unless another
+one is given. Rates are those of whole loops with `method=none`, with acting in DQN and SAC and without evaluation: the
+median of all windows but the first, which compiles. Writes a line into analysis/results/speed.csv.
 """
-
-from __future__ import annotations
 
 import json
 import statistics
@@ -23,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import parser, record
+from harness.device import pick_device
 from harness.domains import find
-from harness.launch import pick_device
 
 Lines = list[dict[str, Any]]
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,34 +70,26 @@ def shortened(domain: str, changes: list[str]) -> list[str]:
 
 def measure(domain: str, changes: list[str]) -> dict[str, Any]:
     """Return the line of speed.csv of one short run of a script with `changes`."""
-    given = {change.partition("=")[0]: change.partition("=")[2] for change in changes}
     with tempfile.TemporaryDirectory() as root:
         fixed = ["method=none", "run.trunk=false", "run.progress=false", f"run.root={root}"]
         command = [sys.executable, str(ROOT / find(domain).script), *shortened(domain, changes), *fixed]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         (path,) = Path(root).rglob("timing.jsonl")
-        timing, metrics = (
-            [json.loads(line) for line in path.with_name(name).read_text().splitlines()]
-            for name in (path.name, "metrics.jsonl")
-        )
+        files = path, path.with_name("metrics.jsonl")
+        timing, metrics = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
     unit, rates_of = RATES[domain]
     rates = rates_of(timing, metrics)[1:]
-    other = [line for line in changes if line.partition("=")[0] not in ("size", "device")]
+    given = dict(change.partition("=")[::2] for change in changes)
+    other = [change for change in changes if change.partition("=")[0] not in ("size", "device")]
     row = {"domain": domain, "size": given.get("size", "small"), "setting": " ".join(other), "unit": unit}
-    row |= {
-        "device": str(pick_device(given.get("device", "auto"))),
-        "rate": round(statistics.median(rates), 2),
-    }
-    return row | {"lowest": round(min(rates), 2), "highest": round(max(rates), 2), "windows": len(rates)}
+    row |= {"device": str(pick_device(given.get("device", "auto")))}
+    row |= {"rate": round(statistics.median(rates), 2), "lowest": round(min(rates), 2)}
+    return row | {"highest": round(max(rates), 2), "windows": len(rates)}
 
 
-def main() -> None:
+if __name__ == "__main__":
     command = parser(__doc__)
     command.add_argument("domain", choices=list(SHORT))
     command.add_argument("overrides", nargs="*")
     options = command.parse_args()
-    record("speed", [measure(options.domain, options.overrides)], ("domain", "size", "setting", "device"))
-
-
-if __name__ == "__main__":
-    main()
+    record("speed", measure(options.domain, options.overrides), ("domain", "size", "setting", "device"))

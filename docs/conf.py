@@ -41,8 +41,8 @@ CONTENTS = {
 }
 CONTENTS["Library"].insert(0, "fire_core/README")
 FOLDER_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:]+)\)")
-ONE_LINE = re.compile(r"^(Returns|Raises): +(?:UserError\b)?(.*)")
-ENDS_SECTION = re.compile(r"\s*$|[A-Z]\w*:")  # a blank line, or the start of the next section
+# up to a blank line or the start of the next section
+SECTION = re.compile(r"^(Returns|Raises): +(?:UserError\b)?(.*(?:\n(?!\s*$|[A-Z]\w*:).*)*)", re.MULTILINE)
 
 project = "FIRE"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
@@ -92,22 +92,12 @@ def contents(pages: list[str], caption: str) -> str:
 def edit_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """`Returns: ...` and `Raises: UserError ...`, with text in the same line, become the sections that napoleon reads.
     Lines that continue the text are joined to it."""
-    found: list[str] = []
-    inside = False
-    for line in lines:
-        match = ONE_LINE.match(line)
-        inside = match is not None or (inside and not ENDS_SECTION.match(line))
-        if match:
-            found += [
-                "",
-                f"{match[1]}:",
-                f"    {'UserError: ' if match[1] == 'Raises' else ''}{match[2].strip()}",
-            ]
-        elif inside:
-            found[-1] += f" {line.strip()}"
-        else:
-            found.append(line)
-    lines[:] = found
+
+    def section(match: re.Match[str]) -> str:
+        error = "UserError: " if match[1] == "Raises" else ""
+        return f"\n{match[1]}:\n    {error}{' '.join(match[2].split())}"
+
+    lines[:] = SECTION.sub(section, "\n".join(lines)).split("\n")
 
 
 def setup(app: Sphinx) -> None:

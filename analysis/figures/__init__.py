@@ -1,33 +1,25 @@
 """The figures: what each shows, and the function that draws it from settings. Their captions are in captions.yaml."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections import namedtuple
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import yaml
 
-from analysis import trial_evidence
+from analysis import paper, trial_evidence
 from analysis.figures import curves, fig5, forest, studies
-from analysis.plot import BAND, PREMISE, Figure
+from analysis.plot import BAND, PREMISE
 
 TEXTS = yaml.safe_load(Path(__file__).with_name("captions.yaml").read_text(encoding="utf-8"))
 SHARED = {"band": BAND, "premise": PREMISE, "forest": TEXTS.pop("forest").format(within=forest.WITHIN)}
 CAPTIONS = {name: text.format(**SHARED) for name, text in TEXTS.items()}
-FIG4 = tuple(f"{row}_{panel}" for row in ("fig4a", "fig4b") for panel in curves.ROWS[row][1])
+FIG4 = tuple(panel for panel in paper.panels() if panel.startswith("fig4"))
 AGENTS = ("fig4a_asterix_early", "fig4a_breakout", "fig4a_catch")
 AGENTS += ("fig4b_hopper", "fig4b_balance_simple_long", "sac_plain_hopper")
 
 
-class Drawing(NamedTuple):
-    """A figure of `python -m analysis figures`. `experiments` are names or patterns."""
-
-    draw: Callable[..., Figure]
-    experiments: tuple[str, ...]
-
-
+# a figure of `python -m analysis figures`, with names or patterns of experiments
+Drawing = namedtuple("Drawing", "draw experiments")
 FIGURES = {
     "fig2": Drawing(partial(curves.draw_paper, "fig2"), ("fig2*",)),
     "fig3": Drawing(partial(curves.draw_paper, "fig3"), ("fig3*",)),

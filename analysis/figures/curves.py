@@ -1,7 +1,5 @@
 """Training curves: Figures 2 to 4 of the paper, the experiments beside them, and the picture of README.md."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,26 +7,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from analysis import measures, names, plot
+from analysis import measures, names, paper, plot
 from analysis.export import thin
 from analysis.measures import Measure
 from analysis.plot import Axes, Figure, plt
 from analysis.runs import Results
 
-IMAGES = {
-    "cifar10_resnet18": "ResNet-18 on CIFAR-10",
-    "cifar100_vit_tiny": "ViT-Tiny on CIFAR-100",
-    "tiny_imagenet_vgg16": "VGG-16 on Tiny ImageNet",
-}
-STARTS = {"best": "From the best checkpoint", "30k": "From iteration 30,000", "60k": "From iteration 60,000"}
-ROWS = {  # of the paper's figures: heading, and the title of each panel where it was not run
-    "fig2a": ("a  Warm start", IMAGES),
-    "fig2b": ("b  Continual", IMAGES),
-    "fig2c": ("c  Class-incremental", IMAGES | {"cifar10_resnet18": ""}),  # too few classes: has the legend
-    "fig3": ("", STARTS),
-    "fig4a": ("a  DQN", {"asterix": "Asterix", "beam_rider": "BeamRider", "demon_attack": "DemonAttack"}),
-    "fig4b": ("b  SAC", {"walk": "H1 walk", "balance_simple": "H1 balance", "run": "H1 run"}),
-}
+ROWS = {"fig2a": "a  Warm start", "fig2b": "b  Continual", "fig2c": "c  Class-incremental", "fig3": ""}
+ROWS |= {"fig4a": "a  DQN", "fig4b": "b  SAC"}  # of the paper's figures, with their headings
+STARTS = {"best": "the best checkpoint", "30k": "iteration 30,000", "60k": "iteration 60,000"}
 HEIGHTS = {"fig2": 7.2, "fig3": 2.9, "fig4": 5.0}  # of the figures
 # methods that row a of Figure 2 shows by their end value alone, as the paper does
 LEVELS = ("none", "full_reset")
@@ -138,46 +125,40 @@ def draw_panel(
 
 
 def draw_paper(name: str, parts: Sequence[Results], interest: Sequence[str] = plot.INTEREST) -> Figure:
-    """Return a figure of the paper, `name`, with all of its panels. Figure 4 shows training returns of DQN and evaluation
-    returns of SAC, as the paper most likely does."""
-    rows = {row: told for row, told in ROWS.items() if row.startswith(name)}
-    known = {(part.first["figure"], part.first["panel"]): part for part in parts}
+    """Return a figure of the paper with all of its panels, DQN by its training returns, SAC by its evaluations."""
+    rows = {row: heading for row, heading in ROWS.items() if row.startswith(name)}
+    known = {part.first["experiment"]: part for part in parts}
     size, language, drawn = (9.3, HEIGHTS[name]), name == "fig3", []
+    sized = len({part.first["size"] for part in parts}) > 1
     figure, grid = plt.subplots(len(rows), 3, figsize=size, sharey=language, squeeze=False)
-    for (row, (heading, titles)), axes in zip(rows.items(), grid):
-        for axis, (panel, text) in zip(axes, titles.items()):
-            if part := known.get((row, panel)):
-                drawn.append(draw_panel(axis, part, interest, several_sizes(parts)))
+    for (row, heading), axes in zip(rows.items(), grid):
+        panels = [panel for panel in paper.panels() if panel.startswith(row)]
+        axes = axes[-len(panels) :]  # row c has two, and the legend
+        for axis, panel in zip(axes, panels):
+            if part := known.get(panel):
+                drawn.append(draw_panel(axis, part, interest, sized))
                 if language:
-                    axis.set_title(fork_title(part.plain, text))
-            elif text:
-                plot.draw_empty(axis, text)
-        plot.row_heading(axes[1 if row == "fig2c" else 0], heading)
+                    axis.set_title(fork_title(part.plain))
+            else:
+                plot.draw_empty(axis, names.panel(panel))
+        plot.row_heading(axes[0], heading)
     if language and drawn:  # one axis for all panels, fitted to the thick lines
         curves = pd.concat(drawn)
         bright = curves[curves["label"].isin(interest)]
         plot.fit_limits(grid[0, 0], bright if len(bright) else curves, 0.25 * curves["x"].max())
         for axis in grid[0]:
             axis.set_ylabel("validation loss (nats)" if axis is grid[0, 0] else "")
-    plot.legend(figure, grid.ravel(), where=grid[2, 0] if name == "fig2" else None)
-    figure.tight_layout(h_pad=1.6)
-    return figure
+    return plot.with_legend(figure, grid.ravel(), where=grid[2, 0] if name == "fig2" else None, h_pad=1.6)
 
 
-def several_sizes(parts: Sequence[Results]) -> bool:
-    """Return whether settings are of different sizes, so that each panel names its own."""
-    return len({part.first["size"] for part in parts}) > 1
-
-
-def fork_title(part: Results, text: str) -> str:
-    """Return the title of a panel of Figure 3: `text`, with the iteration from which phase 2 starts where phase 1 is shorter
-    than in the paper, then network and data."""
-    rows = points(part, measures.of(part)[0]).rows
-    starts = rows.groupby(["label", "seed"])["step"].min().unique()
-    ours = f"From iteration {starts[0]:,}"
-    if text.startswith("From iteration") and len(starts) == 1 and ours != text:
-        text = f"{ours} (paper: {text.removeprefix('From iteration ')})"
-    return f"{text}\nGPT, {names.title(part).partition(chr(10))[2]}\n{names.data(part.first['data'])}"
+def fork_title(part: Results) -> str:
+    """Return the title of a panel of Figure 3: where phase 2 starts, here and in the paper, then network and data."""
+    start = STARTS[part.first["panel"]]
+    steps = points(part, measures.of(part)[0]).rows.groupby(["label", "seed"])["step"].min().unique()
+    ours = f"iteration {steps[0]:,}"
+    if start.startswith("iteration") and len(steps) == 1 and ours != start:
+        start = f"{ours} (paper: {start.removeprefix('iteration ')})"
+    return f"From {start}\nGPT, {names.title(part).partition(chr(10))[2]}\n{names.data(part.first['data'])}"
 
 
 def draw_probes(parts: Sequence[Results]) -> Figure:
@@ -188,10 +169,8 @@ def draw_probes(parts: Sequence[Results]) -> Figure:
     for axis in grid.ravel()[len(parts) :]:
         axis.axis("off")
     for axis, part in zip(grid.ravel(), parts):
-        draw_panel(axis, part, sized=several_sizes(parts))
-    plot.legend(figure, grid.ravel())
-    figure.tight_layout(h_pad=1.4)
-    return figure
+        draw_panel(axis, part, sized=len({part.first["size"] for part in parts}) > 1)
+    return plot.with_legend(figure, grid.ravel(), h_pad=1.4)
 
 
 def draw_readme(parts: Sequence[Results]) -> Figure:
@@ -199,6 +178,4 @@ def draw_readme(parts: Sequence[Results]) -> Figure:
     figure, axis = plt.subplots(figsize=(5.2, 2.9))
     draw_panel(axis, parts[0].select(label=README))
     axis.set_title(names.one_line(parts[0].select(label=README[:4])))
-    plot.legend(figure, [axis])
-    figure.tight_layout()
-    return figure
+    return plot.with_legend(figure, [axis])

@@ -1,17 +1,14 @@
 """Figure 5: accuracy against Newton-Schulz iterations (a); curvature, DfI and SFE right after the reset (b)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import estimates, measures, names, plot
-from analysis.figures.curves import IMAGES
+from analysis import estimates, measures, names, paper, plot
 from analysis.plot import Axes, Figure, plt
 from analysis.runs import Results
 
-INSTEAD = {"cifar10_resnet18": "ablation_iterations"}  # drawn if the panel's own experiments have no scan
+INSTEAD = {"fig2a_cifar10_resnet18": "ablation_iterations"}  # where the panel's own experiments have no scan
 ITERATIONS = 10  # of `fire` without overrides in the vision experiments
 BARS = {
     measures.HESSIAN.metric: "Largest Hessian eigenvalue",
@@ -26,10 +23,10 @@ def draw(parts: Sequence[Results], interest: Sequence[str] = SHOWN) -> Figure:
     first experiment that has FIRE with more than one number of iterations."""
     frame, scans = pd.concat(map(estimates.frame, parts), ignore_index=True), []
     known = {part.first["experiment"]: part for part in parts}
-    for panel in IMAGES:
-        found = [known.get(name) for name in (f"fig5a_{panel}", f"fig2a_{panel}", INSTEAD.get(panel))]
+    for panel in (name for name in paper.panels() if name.startswith("fig2a")):
+        found = [known.get(name) for name in (panel.replace("fig2a", "fig5a"), panel, INSTEAD.get(panel))]
         found = [part for part in found if part and len(iterations(frame, part)) > 1][:1]
-        scans += [(part, known.get(f"fig2a_{panel}", part)) for part in found]
+        scans += [(part, known.get(panel, part)) for part in found]
     seeds_of = hessians(frame).set_index("experiment")["n"]
     shown = known[max(known, key=lambda name: (seeds_of.get(name, 0), len(bars(frame, known[name]))))]
     table = bars(frame, shown)
@@ -47,16 +44,13 @@ def draw(parts: Sequence[Results], interest: Sequence[str] = SHOWN) -> Figure:
         axis.set_title(f"{BARS[metric]}\n{names.title(shown).splitlines()[0]}\n{seeds}")
     if scans:
         plot.row_heading(grid[0, 0], "a  Number of iterations")
-        plot.legend(figure, grid[0])
     if metrics:
         plot.row_heading(grid[-1, 0], "b  Right after the reset", up=38)
-    figure.tight_layout(h_pad=1.6)
-    return figure
+    return plot.with_legend(figure, grid[0], h_pad=1.6)
 
 
 def bars(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
-    """Return what panel (b) shows of one setting. The weights that `none` trains on are those that FIRE finds; they have
-    not moved."""
+    """Return what panel (b) shows of one setting. The weights that `none` trains on are those that FIRE finds."""
     rows = estimates.means(estimates.of(frame, part))
     found = rows[rows["metric"].isin(BARS) & rows["label"].isin(SHOWN)]
     before = rows[(rows["metric"] == "common_dfi_before") & (rows["label"] == "fire")]
@@ -65,8 +59,7 @@ def bars(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
 
 
 def hessians(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the largest Hessian eigenvalue right after the reset, one row per setting, for FIRE and S&P, with the
-    smaller number of seeds."""
+    """Return the largest Hessian eigenvalue right after the reset, one row per setting, for FIRE and S&P."""
     rows = frame[(frame["metric"] == measures.HESSIAN.metric) & frame["figure"].eq("fig2a")]
     rows = estimates.means(rows[rows["label"].isin(["fire", "shrink_perturb"])])
     wide = rows.pivot(index=["experiment", "size"], columns="label", values="mean")
@@ -76,20 +69,15 @@ def hessians(frame: pd.DataFrame) -> pd.DataFrame:
 
 def iterations(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
     """Return the headline estimates of `fire`, one row per number of iterations, in ascending order."""
-    numbers = {
-        label: int(changed.get("method.iterations", ITERATIONS))
-        for label, changed in part.overrides.items()
-        if set(changed) <= {"method.iterations"}
-    }
-    rows = estimates.means(estimates.of(frame, part))
-    rows = rows[rows["headline"] & (rows["method"] == "fire") & rows["label"].isin(numbers)]
-    rows = rows.assign(iterations=rows["label"].map(numbers))
+    scan = {label: c for label, c in part.overrides.items() if set(c) <= {"method.iterations"}}
+    numbers = {label: int(changed.get("method.iterations", ITERATIONS)) for label, changed in scan.items()}
+    rows = estimates.means(estimates.of(frame, part)).query("headline and method == 'fire'")
+    rows = rows.assign(iterations=rows["label"].map(numbers)).dropna(subset="iterations")
     return rows.drop_duplicates("iterations").sort_values("iterations")
 
 
 def draw_iterations(axis: Axes, part: Results, frame: pd.DataFrame, others: Results) -> None:
-    """Draw accuracy against iterations for `part`, with other methods as levels; the levels are from `others` if
-    `part` has no run of `none`."""
+    """Draw accuracy against iterations for `part`, with other methods as levels, if need be from `others`."""
     table, look = iterations(frame, part), names.look("fire")
     x, style = table["iterations"], {"color": look.colour, "marker": look.marker, "markersize": 4}
     axis.plot(x, table["mean"], label=look.name, **style)

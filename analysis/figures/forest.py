@@ -1,7 +1,5 @@
 """Forest plots of FIRE against rivals: one row per panel of the paper, one column per rival."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,8 +89,7 @@ def _grid(rivals: Sequence[str], titles: Sequence[str], step: float) -> tuple[Fi
 
 
 def comparisons(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return what is drawn of FIRE against each (experiment, rival) of which two seeds ran: mean, low and high of the gain
-    in standard deviations, the seeds, and the colour."""
+    """Return what is drawn of FIRE against each (experiment, rival) of which two seeds ran, in standard deviations."""
     found = {}
     for row in claims.of_fire(table).to_dict("records"):
         confirmed, not_met = not pd.isna(row["gain"]), row["verdict"] == "premise not met"

@@ -1,7 +1,5 @@
 """Figures of single questions: what the gain is made of, what a boundary costs, the number of images, single layers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 
@@ -55,14 +53,11 @@ def draw_gains(parts: Sequence[Results]) -> Figure:
         axis.set_xticks(range(len(shown)), [titles[experiment] for experiment in shown])
         axis.set_ylabel(f"gain over none in {unit}")
         axis.grid(False, axis="x")
-    plot.legend(figure, grid)
-    figure.tight_layout()
-    return figure
+    return plot.with_legend(figure, grid)
 
 
 def renewed() -> dict[str, tuple[Values, Values]]:
-    """Return {experiment: (with the old, with new statistics of batch norm)}: test accuracies right after the first
-    boundary, by method and seed."""
+    """Return {experiment: (with old, with new statistics of batch norm)}: accuracies right after the first boundary."""
     rows = load_exported(RENEWED).metrics
     rows = rows.assign(label=rows["method"])
     return {
@@ -72,8 +67,7 @@ def renewed() -> dict[str, tuple[Values, Values]]:
 
 
 def costs(part: Results) -> pd.DataFrame:
-    """Return the measure before the last boundary, right after it and at the end: an estimate per label of TREATED (rows)
-    and moment (columns)."""
+    """Return an estimate for each label of TREATED (rows) at each of MOMENTS (columns), by the last boundary."""
     moments = [measures.values(part.metrics, each) for each in measures.AT_BOUNDARY[part.first["figure"][:4]]]
     ran = [label for label in TREATED if label in moments[-1]]
     cells = {moment: [estimate(of.get(label, {})) for label in ran] for moment, of in zip(MOMENTS, moments)}
@@ -97,15 +91,12 @@ def draw_costs(parts: Sequence[Results]) -> Figure:
                 axis.plot(x[1], told.mean, markerfacecolor="white", **style)
         axis.set_xticks(range(len(MOMENTS)), MOMENTS)
         axis.set_title(names.title(part).replace(" on ", "\non ", 1).rsplit("\n", 1)[0])
-    plot.legend(figure, grid[0])
-    figure.tight_layout()
-    return figure
+    return plot.with_legend(figure, grid[0])
 
 
 # ------------------------------------------------------------------------------------------------ number of images
 def scaling(parts: Sequence[Results]) -> pd.DataFrame:
-    """Return one row per study, number of images and pair of PAIRS, with the difference of the ends. Further changed
-    settings belong to the name of the study."""
+    """Return one row per study (with further changed settings in its name), number of images and pair of PAIRS."""
     rows = []
     for part in parts:
         ends, changed = measures.values(part.metrics, measures.of(part)[0]), part.overrides
@@ -153,9 +144,8 @@ def draw_scaling(parts: Sequence[Results]) -> Figure:
 
 # ------------------------------------------------------------------------------------------------ single layers
 def layers(part: Results) -> pd.DataFrame:
-    """Return the difference from `none` of each treated layer, its gain and its side, its block and its name inside the
-    block: `layer1.0.conv1` is `conv1` of `layer1.0`. A name with fewer than three parts is in block `single`, and FIRE as
-    published is block `all`."""
+    """Return the difference from `none` of each treated layer, its gain, and its block: `layer1.0.conv1` is `conv1` of
+    `layer1.0`. A name with fewer than three parts is in block `single`, and FIRE as published is block `all`."""
     treated = {label: changed[TARGETS] for label, changed in part.overrides.items() if TARGETS in changed}
     frame = estimates.frame(part)
     rows = frame[frame["headline"] & (frame["reference"] == "none") & frame["label"].isin({*treated, "fire"})]

@@ -20,11 +20,9 @@ def execute(name: str, out: Path = HERE) -> Path:
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     options = {"timeout": 1200, "startup_timeout": 300, "record_timing": False}
     NotebookClient(notebook, resources={"metadata": {"path": str(HERE)}}, **options).execute()
-    for data in (
-        output["data"] for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output
-    ):
-        if "image/png" in data:
-            data["image/png"] = base64.b64encode(small_png(base64.b64decode(data["image/png"]))).decode()
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
+        if picture := output.get("data", {}).get("image/png"):
+            output["data"]["image/png"] = base64.b64encode(small_png(base64.b64decode(picture))).decode()
     nbformat.write(notebook, out / f"{name}.ipynb")
     return out / f"{name}.ipynb"
 

@@ -6,9 +6,9 @@ import pytest
 from scipy import stats as scipy_stats
 from synthetic_runs import task_lines, warm_start_lines, write_run
 
-from analysis import claims, measures, plot
+from analysis import claims, measures, plot, tables
 from analysis.runs import load, load_exported
-from analysis.tables import Material, verdicts
+from analysis.tables import Material
 
 CELL = "fig2a_cifar10_resnet18"
 METHODS = ("none", "shrink_perturb", "full_reset", "fire")
@@ -103,7 +103,7 @@ def test_a_second_round_asks_its_premise_of_all_earlier_seeds_and_decides_by_its
     earlier = claims.verdicts(load(tmp_path), rounds=1).set_index(["better", "worse"]).loc[("fire", "none")]
     assert (earlier["premise"], earlier["verdict"]) == (False, "premise not met")
     assert sorted(earlier["gains"]) == [6, 7, 8]
-    (row,) = verdicts.premises(Material(load(tmp_path))).to_dict("records")
+    (row,) = tables.premises(Material(load(tmp_path))).to_dict("records")
     assert [row[name] for name in row if "premise" in name] == ["not met", "met"] and row["round"] == 2
 
 
@@ -181,7 +181,7 @@ def test_fresh_seeds_that_nobody_planned_are_shown_and_decide_nothing(tmp_path):
     write(tmp_path, ends)
     row = rows_of(tmp_path).loc[("fire", "dash")]
     assert row["exploring_gain"] == pytest.approx(0.15) and row["verdict"] == "open" and np.isnan(row["gain"])
-    shown = verdicts.comparisons(rows_of(tmp_path).reset_index()).set_index("comparison")
+    shown = tables.comparisons(rows_of(tmp_path).reset_index()).set_index("comparison")
     assert "(2 from 6 on)" in shown.loc["FIRE > DASH", "exploratory: gain [95 %] (seeds)"]
     assert "from 6 on" not in shown.loc["FIRE > none (continue)", "exploratory: gain [95 %] (seeds)"]
     early = rows_of(tmp_path, "exploring").loc[("fire", "dash")]

@@ -9,8 +9,7 @@ import pytest
 from analysis import claims, tables
 from analysis.figures import CAPTIONS, FIGURES, forest, studies
 from analysis.runs import RESULTS, load_exported
-from analysis.tables import TABLES, Material
-from analysis.tables.verdicts import side
+from analysis.tables import TABLES, Material, side
 
 
 @pytest.fixture(scope="module")

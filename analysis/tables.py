@@ -1,0 +1,516 @@
+"""The tables of the documents, which `python -m analysis tables --write` fills in.
+
+People write the documents. Between `<!-- table NAME -->` and `<!-- end -->` stands the table of that name, and between
+`<!-- figure NAME -->` and `<!-- end -->` the caption of that figure.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis import claims, estimates, measures, names, paper
+from analysis.figures import CAPTIONS, fig5, forest, studies
+from analysis.measures import digits
+from analysis.rendering import column, difference_text, markdown, mean_text, number, p_text, short, spread
+from analysis.runs import RESULTS, SIZES, Results, at_largest_size, at_most, load_exported, settings
+from analysis.stats import estimate
+from fire_core.files import write_atomic
+
+ROOT = RESULTS.parents[1]
+DOCUMENTS = ["README.md", "REPRODUCED.md", "docs/findings.md", "docs/studies.md"]
+DOCUMENTS += [
+    "docs/concepts/statistics.md",
+    "docs/how-to/batch_norm.md",
+    "docs/how-to/try_before_you_treat.md",
+]
+# experiments in README.md's table, each with the size that is shown
+OVERVIEW = dict.fromkeys([*studies.GAINS[:2], "fig3_60k", "fig4b_walk"], "medium") | {"random_label": "small"}
+EXPLORATORY = {  # of which no seeds were planned, or which are not judged
+    "Asterix": ("fig4a_asterix", "medium"),
+    "Asterix, slower recipe": ("fig4a_asterix_early", "medium"),
+    "BeamRider": ("fig4a_beam_rider", "medium"),
+    "Breakout": ("fig4a_breakout", "small"),
+    "H1 walk": ("fig4b_walk", "medium"),
+    "H1 balance": ("fig4b_balance_simple", "medium"),
+    "H1 run": ("fig4b_run", "medium"),
+    "random labels": ("random_label", "small"),
+    "random, then true labels": ("label_noise", "small"),
+    "ResNet-18, own pictures": ("pictures_resnet18", "small"),
+}
+THEOREMS = {
+    "1": "1: shift of the features' covariance, squared",
+    "2": "2: norm of the Hessian",
+    "3": "3: effective rank of a layer's output, from below",
+    "4": "4: activity of a unit, largest factor from the mean",
+}
+
+
+@dataclass(frozen=True)
+class Material:
+    """What the tables of the documents are made from."""
+
+    results: Results
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        return estimates.sides(estimates.frame(self.results))
+
+    @cached_property
+    def verdicts(self) -> pd.DataFrame:
+        return claims.verdicts(self.results)
+
+    @cached_property
+    def both(self) -> dict[str, pd.DataFrame]:
+        """The verdicts, and what the exploratory seeds alone would say by the same rule."""
+        return {"exploratory": claims.verdicts(self.results, "exploring"), "confirmatory": self.verdicts}
+
+    @property
+    def planned(self) -> pd.DataFrame:
+        """The verdicts that have planned seeds."""
+        return self.verdicts[self.verdicts["planned"] > 0]
+
+    def parts(self, *patterns: str) -> list[Results]:
+        """Each of these experiments at its largest size up to medium."""
+        return settings(at_most(self.results.matching(patterns), "medium"))
+
+    def gaps(self, reference: str, *experiments: str) -> pd.DataFrame:
+        """The headline comparisons with `reference`, each experiment at its largest size."""
+        rows = self.frame[self.frame["headline"] & (self.frame["reference"] == reference)]
+        return at_largest_size(rows[rows["experiment"].isin(experiments)])
+
+
+# ------------------------------------------------------------------------------------------------ verdicts
+def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of `claims.verdicts` as text: the exploring estimate, that of the confirming seeds, and the verdict."""
+    table = []
+    for row in rows.to_dict("records"):
+        explored, ours = (
+            spread(*(row[f"{seeds}{name}"] for name in ("gain", "low", "high")), row["decimals"], sign=True)
+            for seeds in ("exploring_", "")
+        )
+        # where no comparison was planned and none of seeds 1 to 5 ran, those from 6 on explore
+        fresh = " from 6 on" if not row["planned"] and min(row["exploring_gains"], default=0) > 5 else ""
+        told = {
+            "panel": names.panel(row["experiment"]),
+            "size": row["size"],
+            "comparison": claim_text(row),
+            "paper's gain": number(paper_gain(row), row["decimals"], sign=True),
+            "exploratory: gain [95 %] (seeds)": f"{explored} ({row['exploring_seeds']}{fresh})",
+            "confirmatory: gain [95 %]": ours,
+            "done": f"{row['seeds']} of {row['planned']}" if row["planned"] else "not planned",
+            "p, Holm": p_text(row["p_holm"]),
+            "verdict": row["verdict"] + (f" ({row['note']})" if row["note"] else ""),
+        }
+        table.append(told)
+    return pd.DataFrame(table)
+
+
+def paper_gain(row: Mapping[str, Any]) -> float:
+    return paper.gain(row["experiment"], row["better"], row["worse"])
+
+
+def claim_text(claim: Mapping[str, Any]) -> str:
+    """Return for example `FIRE > full reset`."""
+    return f"{names.look(claim['better']).name} > {names.look(claim['worse']).name}"
+
+
+def planned(material: Material, kind: str) -> pd.DataFrame:
+    """Return the comparisons of one kind that have planned seeds."""
+    return comparisons(material.planned.query("kind == @kind")).drop(columns="size")
+
+
+def premises(material: Material) -> pd.DataFrame:
+    """Return what the rule asks in each panel of Figures 2 and 4: full reset minus none, or the return before the reset
+    divided by that of random actions, on seeds 1 to 5 and on all seeds before the second round."""
+    table, said = [], {True: "met", False: "not met", None: "-"}
+    for part in material.parts("fig2*", "fig4*"):
+        experiment = part.first["experiment"]
+        first, last = claims.premise(part, rounds=1), claims.premise(part)
+        second = first.measured and last.measured.n > first.measured.n
+        everything = last if second else claims.premise(part, "all")
+        if first.measured is None or experiment not in paper.panels():
+            continue
+        row = {"panel": names.panel(experiment), "size": part.first["size"], "round": 2 if second else 1}
+        for seeds, found in (("seeds 1 to 5", first), ("all seeds before round 2", everything)):
+            level = experiment.startswith("fig2")
+            row[seeds] = f"{spread(*found.measured[:3], 4 if level else 2, sign=level)} ({found.measured.n})"
+            row[f"{seeds}: premise"] = said[found.holds]
+        table.append(row)
+    return pd.DataFrame(table)
+
+
+def counts(material: Material) -> pd.DataFrame:
+    """Return the counts of verdicts on the paper's comparisons."""
+    titles = {"all": "comparisons whose premise is met", "not planned": "no seeds planned"}
+    titles["suite_wide"] = "hold, suite-wide correction"
+    shown = {seeds: claims.largest(claims.of_paper(table)) for seeds, table in material.both.items()}
+    rows = [{"seeds": seeds} | claims.counts(table) for seeds, table in shown.items()]
+    return pd.DataFrame(rows).rename(columns=titles)
+
+
+def pooled(material: Material) -> pd.DataFrame:
+    """Return the pooled estimates, with the number of the paper's panels in which its FIRE ends ahead."""
+    table = []
+    for seeds, verdicts in material.both.items():
+        for row in claims.pooled(verdicts).to_dict("records"):
+            theirs = [paper.gain(panel, "fire", row["rival"]) for panel in paper.panels()]
+            known = [gap for gap in theirs if gap == gap]
+            told = {
+                "FIRE against": names.look(row["rival"]).name,
+                "seeds": seeds,
+                "panels": row["panels"],
+                "FIRE ahead": row["ahead"],
+                "standardised gain [95 %]": spread(row["mean"], row["low"], row["high"], 2, sign=True),
+                "I²": "-" if pd.isna(row["i2"]) else f"{row['i2']:.0%}",
+                "p, Holm": p_text(row["p_holm"]),
+                "in the paper, all panels": f"{sum(gap > 0 for gap in known)} of {len(known)}",
+            }
+            table.append(told)
+    return pd.DataFrame(table)
+
+
+def example(material: Material) -> pd.DataFrame:
+    """Return the tests of the paper's claims about one panel, step by step, by p."""
+    rows = material.planned.query("experiment == 'fig2a_cifar10_resnet18' and kind == 'claims'")
+    rows = rows.sort_values("p")
+    error = rows["gains"].map(lambda gains: pd.Series(gains).sem())
+    columns = {
+        "comparison": column(claim_text, rows),
+        "mean difference": rows["gain"].map("{:+.4f}".format),
+        "standard error": error.map("{:.4f}".format),
+        "t": (rows["gain"] / error).map("{:+.2f}".format),
+        "p": rows["p"].map("{:.2g}".format),
+        "times": range(len(rows), 0, -1),
+        "p, Holm": rows["p_holm"].map("{:.2g}".format),
+        "verdict": rows["verdict"],
+    }
+    return pd.DataFrame(columns)
+
+
+def grid(material: Material, rivals: Sequence[str]) -> pd.DataFrame:
+    """Return one row per panel of the paper and one column per rival: where FIRE ends, by the verdict of the panel."""
+    rows = claims.of_fire(material.planned)
+    rows = rows.assign(side=column(side, rows))
+    wide = rows.pivot(index="experiment", columns="worse", values="side")
+    wide = wide.reindex(paper.panels(), columns=rivals).dropna(how="all").fillna("-")
+    wide = wide.rename(index=names.panel).rename_axis("panel")
+    return wide.rename(columns=lambda rival: f"against {forest.short(rival)}").reset_index()
+
+
+def side(row: Mapping[str, Any]) -> str:
+    """Return where FIRE ends by the verdict in a row of `claims.of_fire`: beats, loses to, or what else it says."""
+    if row["verdict"] not in claims.DECIDED:
+        return row["verdict"]
+    return "beats" if row["gain"] > 0 else "loses to"
+
+
+def contradictions(material: Material) -> pd.DataFrame:
+    """Return the decided comparisons whose order is not the paper's, and the order of curvature in Figure 5b."""
+    table = []
+    for row in material.planned.to_dict("records"):
+        theirs = paper_gain(row)
+        if row["verdict"] in claims.DECIDED and theirs * row["gain"] < 0:
+            ours = spread(row["gain"], row["low"], row["high"], row["decimals"], sign=True)
+            told = {"panel": names.panel(row["experiment"]), "comparison": claim_text(row)}
+            table.append(told | {"paper": number(theirs, row["decimals"], sign=True), "ours [95 %]": ours})
+    theirs = paper.figure_5b("hessian_lambda_max")
+    for row in fig5.hessians(at_largest_size(material.frame)).to_dict("records"):
+        told = {"panel": f"5b, {names.panel(row['experiment'])}"}
+        told["comparison"] = "largest Hessian eigenvalue: FIRE, S&P"
+        told["paper"] = f"{theirs['fire']:.1f}, {theirs['shrink_perturb']:.1f} (network not named)"
+        ours = f"{row['fire']:.0f}, {row['shrink_perturb']:.0f} ({row['n']} seeds)"
+        table.append(told | {"ours [95 %]": ours})
+    return pd.DataFrame(table)
+
+
+# ------------------------------------------------------------------------------------------------ estimates
+def ends(part: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """Return mean and difference from `none` of each method, over all seeds, and at size paper the paper's end value."""
+    rows = estimates.minus(part[part["metric"] == measure], "none")
+    about, decimals = rows.iloc[0], digits(measure, rows["mean"])
+    table = {"method": rows["name"], "all seeds: mean [95 %]": column(mean_text, rows, decimals)}
+    table |= {"seeds": rows["n"], "all seeds: minus none [95 %]": column(difference_text, rows, decimals)}
+    shown = about["headline"] and about["size"] == "paper"
+    if theirs := paper.end_values(about["experiment"]) if shown else {}:
+        table["paper"] = [number(theirs.get(label), decimals) for label in rows["label"]]
+    return pd.DataFrame(table)
+
+
+def at_boundary(part: pd.DataFrame) -> pd.DataFrame:
+    """Return the means of all measures at the last boundary, one row per method."""
+    rows = estimates.means(part[part["kind"] == "boundary"])
+    changed = rows.loc[(rows["metric"] == "matrices") & (rows["mean"] > 0), "mean"]
+    if changed.nunique() < 2:  # all change the same ones
+        rows = rows[~rows["metric"].str.startswith("common_")]
+    if rows.empty:
+        return pd.DataFrame()
+    wide = rows.pivot_table(index="name", columns="measure", values="mean", sort=False)
+    wide = wide.loc[part["name"].drop_duplicates()[lambda kept: kept.isin(wide.index)]]
+    return wide[rows["measure"].unique()].map(short).rename_axis("method").reset_index()
+
+
+def overview(material: Material) -> pd.DataFrame:
+    """Return the ends in the settings of OVERVIEW, FIRE's difference from `none` over all seeds, and the verdict on it."""
+    table = []
+    for part in settings(material.results):
+        rows = estimates.of(material.frame, part).query("headline")
+        if rows.empty or OVERVIEW.get(part.first["experiment"]) != part.first["size"]:
+            continue
+        means, about = estimates.means(rows).set_index("label")["mean"], rows.iloc[0]
+        decimals = min(3, digits(about["metric"]))
+        row = {"experiment": names.title(part).splitlines()[0], "measure": about["measure"].split(",")[0]}
+        for label in ("none", "full_reset", "fire"):
+            row[names.look(label).name] = number(means.get(label), decimals)
+        for gap in rows.query("label == 'fire' and reference == 'none'").to_dict("records"):
+            row |= {"FIRE minus none [95 %]": difference_text(gap, decimals), "seeds": gap["pairs"]}
+        said = estimates.of(material.verdicts, part).query("better == 'fire' and worse == 'none'")["verdict"]
+        table.append(row | {"FIRE > none": said.iloc[0] if len(said) else "-"})
+    return pd.DataFrame(table)
+
+
+def minus_none(frame: pd.DataFrame, rows: dict[str, tuple[str, str]], methods: Sequence[str]) -> pd.DataFrame:
+    """Return the headline differences from `none`, all seeds: a row per title, with its experiment and size."""
+    gaps = frame[frame["headline"] & (frame["reference"] == "none")]
+    cells = dict(zip(zip(gaps["experiment"], gaps["size"], gaps["label"]), column(difference_text, gaps)))
+    return pd.DataFrame(
+        {"panel": title} | {names.look(method).name: cells.get((*setting, method), "-") for method in methods}
+        for title, setting in rows.items()
+    )
+
+
+def gains(material: Material) -> pd.DataFrame:
+    """Return the gains over `none` of FIRE and of its parts, over all seeds."""
+    rows = {names.panel(name): (name, "medium") for name in studies.GAINS}
+    return minus_none(estimates.gains(material.frame), rows, studies.PARTS)
+
+
+def exploratory(material: Material) -> pd.DataFrame:
+    """Return differences from `none` that no seeds were planned for or that are not judged, over all seeds."""
+    methods = ("fire", "rescale", "shrink_perturb", "full_reset", "plasticity_injection")
+    return minus_none(material.frame, EXPLORATORY, methods)
+
+
+def costs(material: Material) -> pd.DataFrame:
+    """Return the measure right before the last boundary, right after it and at the end, over all seeds."""
+    table, renewed = [], studies.renewed()
+    for part in settings(at_most(material.results.select(experiment=studies.COSTS), "medium")):
+        _, new = renewed.get(part.first["experiment"], ({}, {}))
+        decimals = digits(measures.AT_BOUNDARY[part.first["figure"][:4]][0].metric)
+        for label, row in studies.costs(part).iterrows():
+            about = {"panel": names.panel(part.first["experiment"]), "method": names.look(label).name}
+            texts = {moment: spread(*found[:3], decimals) for moment, found in row.items()}
+            again = estimate(new.get(str(label), {}))
+            texts["new statistics (seeds)"] = f"{spread(*again[:3])} ({again.n})" if again.n else "-"
+            texts["end"] = texts.pop("end")
+            table.append(about | texts | {"seeds": row["end"].n})
+    return pd.DataFrame(table)
+
+
+def batch_norm(_: Material) -> pd.DataFrame:
+    """Return the test accuracy right after the first boundary, with the old and with new statistics of batch norm."""
+    table = []
+    for experiment, (old, new) in studies.renewed().items():
+        for method in names.ordered(old):
+            told = {age: estimate(values[method]) for age, values in (("old", old), ("new", new))}
+            row = {"panel": names.panel(experiment), "method": names.look(method).name}
+            row |= {f"{age} statistics": spread(*each[:3]) for age, each in told.items()}
+            table.append(row | {"seeds": told["new"].n})
+    return pd.DataFrame(table)
+
+
+def triggers(material: Material) -> pd.DataFrame:
+    """Return how often FIRE acted in a run under each trigger, and the differences from FIRE at the boundaries."""
+    (part,) = settings(material.results.select(experiment="trigger_random_label"))
+    rows = estimates.minus(estimates.of(material.frame, part).query("headline"), "fire")
+    acted = part.boundaries[part.boundaries["matrices"] > 0].groupby("label").size()
+    acts = rows["label"].map(acted).fillna(0) / rows["label"].map(part.finished.groupby("label").size())
+    table = {"method": rows["name"], "acts": acts.map(short), "mean [95 %]": column(mean_text, rows)}
+    return pd.DataFrame(table | {"minus FIRE [95 %]": column(difference_text, rows), "seeds": rows["n"]})
+
+
+def random_labels(material: Material) -> pd.DataFrame:
+    """Return every method at its own settings on random labels, best first, and its difference from FIRE."""
+    rows = material.gaps("fire", "random_label")
+    rows = rows[rows["label"] == rows["method"]].sort_values("difference", ascending=False)
+    texts = column(difference_text, rows)
+    return pd.DataFrame({"method": rows["name"], "minus FIRE [95 %]": texts, "seeds": rows["pairs"]})
+
+
+def status(material: Material) -> pd.DataFrame:
+    """Return the methods, seeds and data that are finished: one row per panel of the paper, one column per size."""
+    rows = {panel: dict.fromkeys(SIZES[:-1], "not run") for panel in paper.panels()}
+    for (experiment, size), runs in material.results.finished.groupby(["experiment", "size"]):
+        if experiment in rows:
+            own = runs[runs["label"] == runs["method"]]
+            seeds = (own if len(own) else runs).groupby("label")["seed"].nunique()
+            most = f"{seeds.max()}" if seeds.nunique() == 1 else f"{seeds.min()}-{seeds.max()}"
+            text = f"{len(seeds)} methods x {most} seeds, {names.data(runs['data'].iloc[0])}"
+            rows[experiment][size] = text
+    return pd.DataFrame({"panel": names.panel(panel)} | row for panel, row in rows.items())
+
+
+# ------------------------------------------------------------------------------------------------ docs/studies.md
+def single_questions(material: Material) -> pd.DataFrame:
+    """Return settings of FIRE that differ clearly, FIRE with Muon, single layers, and the matrices of a ViT."""
+    found = []
+
+    def add(where: str, rows: pd.DataFrame, other: str) -> None:
+        what = rows["name"] + f" minus {names.look(other).name.partition(' (')[0]}"
+        texts = {"difference [95 %]": column(difference_text, rows), "seeds": rows["pairs"]}
+        found.append(pd.DataFrame({"where": where, "what": what} | texts))
+
+    labels = ("settings_random_label", "random labels")
+    for experiment, title in (labels, ("settings_warm_start", "warm start")):
+        rows = material.gaps("fire", experiment)
+        clear = (rows["word"] != "") & (rows["difference"] != 0)
+        add(f"settings, {title}", rows[clear & ~rows["method"].isin(["none", "muon", "fire_muon"])], "fire")
+    for experiment, title in (labels, ("muon_fig3_60k", "language, loss")):
+        for other in ("muon", "fire"):
+            add(f"Muon, {title}", material.gaps(other, experiment).query("label == 'fire_muon'"), other)
+    for part in material.parts("sensitivity_*"):
+        rows = studies.layers(part)
+        single = rows[rows["block"] != "all"]
+        ranked = single.loc[[single["gain"].idxmax(), single["gain"].idxmin()]]
+        ranked = ranked.assign(name=["best single layer, ", "worst single layer, "] + ranked["name"])
+        shown = pd.concat([ranked, rows[rows["block"] == "all"]])
+        add(f"layers, {names.title(part).splitlines()[0]}", shown, "none")
+    vits = {"ablation_targets_vit": "warm start", "fig2c_cifar100_vit_tiny": "class-incremental"}
+    for experiment, title in vits.items():
+        rows = material.gaps("none", experiment)
+        shown = rows["changed"].str.startswith("targets=") | rows["label"].isin(["fire", "full_reset"])
+        add(f"ViT-Tiny, {title}", rows[shown], "none")
+    return pd.concat(found)
+
+
+def other_boundaries(material: Material) -> pd.DataFrame:
+    """Return FIRE, S&P and others against `none` where old data are dropped, and at other boundaries of language."""
+    replay = material.gaps("none", "replay_class_incremental")
+    shares = replay.groupby(replay["changed"].str.removeprefix("protocol.replay=").astype(float))
+    kept = "one class after another, {:.0%} of the old images kept"
+    found = [(kept.format(share), "accuracy", rows) for share, rows in shares]
+    titles = {"language_domain": "language, new domain alone", "language_context": "language, windows of 512 after 128",
+              "language_questions": "language, answers to questions"}  # fmt: skip
+    found += [(title, "loss", material.gaps("none", name)) for name, title in titles.items()]
+    table = [
+        {"boundary": boundary, "measure": measure}
+        | {names.look(row["method"]).name: difference_text(row, 3) for row in rows.to_dict("records")}
+        for boundary, measure, rows in found
+    ]
+    return pd.DataFrame(table).fillna("-")
+
+
+def scaling(material: Material) -> pd.DataFrame:
+    """Return the differences by the number of images as text, one row per study and number of images."""
+    rows = studies.scaling(material.parts("scaling_warm_start*"))
+    numbers = rows[["mean", "low", "high", "n"]].to_numpy(object)
+    rows["text"] = [f"{spread(*row, sign=True)} ({n})" for *row, n in numbers]
+    rows["pair"] = rows["pair"].map(studies.pair_title)
+    wide = rows.pivot(index=["study", "images"], columns="pair", values="text").fillna("-").reset_index()
+    return wide.assign(images=wide["images"].map("{:,}".format))
+
+
+def moved(material: Material) -> pd.DataFrame:
+    """Return how far FIRE moves the queries and keys of ViT-Tiny: its squared distance over that of a reset of the same
+    matrices, at the first and at the last boundary, means over the seeds."""
+    rows = at_largest_size(material.results.boundaries)
+    rows = rows[rows["experiment"].str.fullmatch(r"fig2[abc]_\w+_vit_tiny") & rows["label"].eq("fire")]
+    shares = rows.groupby(["experiment", "phase"])["sfe_share"].mean().groupby(level=0).agg(["first", "last"])
+    theirs = paper.figure_5b("normalized_sfe")["fire"]
+    shares = shares.assign(paper=theirs).map("{:.2f}".format).rename(index=names.panel).rename_axis("panel")
+    heads = {"first": "first boundary", "last": "last boundary", "paper": "paper (network not named)"}
+    return shares.rename(columns=heads).reset_index()
+
+
+def convergence(_: Material) -> pd.DataFrame:
+    """Return the DfI after 5, 10, 20 and 40 iterations and of the exact solver."""
+    rows = pd.read_csv(RESULTS / "convergence.csv").set_index("matrices").loc[:, :"exact"]
+    return rows.map("{:.2g}".format).reset_index()
+
+
+def table1(_: Material) -> pd.DataFrame:
+    """Return what one boundary costs, with the paper's Table 1 beside it."""
+    heads = {"boundary_seconds": "seconds", "boundary_mb": "MB"}
+    heads |= {"seconds": "paper (GPU), s", "memory_mb": "paper, MB"}
+    theirs = pd.read_csv(paper.FOLDER / "costs.csv", dtype=str)
+    rows = pd.read_csv(RESULTS / "table1.csv").merge(theirs, "left", "method")
+    rows = rows.assign(boundary_mb=rows["boundary_mb"].round().astype(int))
+    return rows[["method", "device", "hardware", "images", "batch", *heads]].map(short).rename(columns=heads)
+
+
+def theorems(_: Material) -> pd.DataFrame:
+    """Return one row per theorem: how many layers have a bound, in how many it holds, and how far it is from the measured
+    value. Theorem 1 compares a layer with itself before the method, so that `none` has no row there."""
+    rows = pd.read_csv(RESULTS / "theory.csv").astype({"theorem": str})
+    rows = rows[(rows["theorem"] != "1") | (rows["method"] != "none")]
+    table = []
+    for theorem, title in THEOREMS.items():
+        part = rows[rows["theorem"] == theorem]
+        told = part[part["bound"].notna()]
+        line = {
+            "theorem": title,
+            "layers with a bound": f"{len(told)} of {len(part)}",
+            "bound holds in": told["holds"].astype(str).eq("True").sum(),
+            "measured, median": f"{told['measured'].median():.3g}",
+            "bound, median": f"{told['bound'].median():.3g}",
+            "bound / measured, median": f"{(told['bound'] / told['measured']).median():.2g}",
+        }
+        table.append(line)
+    return pd.DataFrame(table)
+
+
+def dfi(_: Material) -> pd.DataFrame:
+    """Return the share of matrices with DfI < 1, as stored and up to a scale: trained, after FIRE as published, and
+    after the exact projection. A row of theory.csv is one layer, a row of theory_premise.csv one network."""
+    layers = pd.read_csv(RESULTS / "theory.csv").astype({"theorem": str}).query("theorem == '3'")
+    layers = layers.assign(matrices=1, below_1=layers["dfi"] < 1, below_1_scaled=layers["dfi_scaled"] < 1)
+    both = pd.concat([layers, pd.read_csv(RESULTS / "theory_premise.csv")])
+    sums = both.groupby(["network", "method"], sort=False)[["matrices", "below_1", "below_1_scaled"]].sum()
+    table = pd.DataFrame({"network": sums.index.unique("network")}).set_index("network")
+    for method, name in {"none": "trained", "fire": "FIRE as published", "fire_exact": "FIRE exact"}.items():
+        part = sums.xs(method, level="method")
+        for count, unit in {"below_1": "as stored", "below_1_scaled": "up to a scale"}.items():
+            table[f"{name}: {unit}"] = (part[count] / part["matrices"]).map("{:.0%}".format)
+    return table.reset_index()
+
+
+# ------------------------------------------------------------------------------------------------ documents
+TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
+    "claims": partial(planned, kind="claims"),
+    "controls": lambda material: planned(material, "controls").drop(columns="paper's gain"),
+    "rivals": partial(planned, kind="rivals"),
+    "verdicts": partial(grid, rivals=claims.GROUPS),
+    "instead": partial(grid, rivals=forest.RIVALS),
+    "studies": single_questions,
+    "boundaries": other_boundaries,
+}
+TABLES |= {
+    table.__name__: table
+    for table in (counts, pooled, premises, example, contradictions, exploratory, random_labels, gains, costs, batch_norm,
+                  status, overview, triggers, scaling, moved, theorems, dfi, convergence, table1)
+}  # fmt: skip
+BLOCK = re.compile(r"(<!-- ((?:table|figure) [\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def write() -> list[Path]:
+    """Fill the tables of every document from the committed results and return the paths."""
+    written = texts(Material(load_exported()))
+    for path, text in written.items():
+        write_atomic(path, text)
+    return list(written)
+
+
+def texts(material: Material) -> dict[Path, str]:
+    """Return {path: text} of every document."""
+    blocks = {f"table {name}": markdown(table(material)) for name, table in TABLES.items()}
+    blocks |= {f"figure {name}": text for name, text in CAPTIONS.items()}
+    return {ROOT / name: fill((ROOT / name).read_text(encoding="utf-8"), blocks) for name in DOCUMENTS}
+
+
+def fill(text: str, blocks: Mapping[str, str]) -> str:
+    """Return a document with `blocks`[NAME] between `<!-- NAME -->` and `<!-- end -->`."""
+    return BLOCK.sub(lambda match: f"{match[1]}{blocks[match[2]]}\n{match[3]}", text)
