@@ -93,7 +93,6 @@ def references(
 
 
 def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
-    """Return the estimates of one setting."""
     return frame[(frame[KEYS] == part.first[KEYS].to_numpy()).all(axis=1)]
 
 

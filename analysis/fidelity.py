@@ -62,7 +62,6 @@ def shown(lines: pd.DataFrame) -> str:
 
 
 def page(record: pd.DataFrame) -> str:
-    """Return the text of docs/FIDELITY.md with the tables of `record`."""
     figure_2, methods = record["row"].str.startswith("fig2"), record[record["kind"] == "method"]
     cells, others = record[figure_2], record[~figure_2 & (record["kind"] != "method")]
     others = others.sort_values(["row", "what"]).rename(columns={"row": "experiment", "what": "quantity"})
@@ -95,7 +94,6 @@ def summary(record: pd.DataFrame, *by: str) -> pd.DataFrame:
 
 
 def table(rows: pd.DataFrame) -> str:
-    """Return a Markdown table."""
     lines = [list(rows), ["---"] * len(rows.columns), *rows.to_numpy().tolist()]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 

@@ -150,7 +150,6 @@ def values(metrics: pd.DataFrame, measure: Measure) -> Values:
 
 
 def random_returns(metrics: pd.DataFrame) -> dict[int, float]:
-    """Return {seed: return of random actions}."""
     return ordered_rows(metrics, "random_return").groupby("seed")["value"].first().to_dict()
 
 

@@ -53,7 +53,6 @@ def premise_text(part: Results) -> str:
 
 
 def draw_premise(axis: Axes, part: Results) -> None:
-    """Mark a panel in which the premise of the paper's claims is not met."""
     style = {"va": "top", "color": "#6F6F6F", "fontsize": 6.5, "zorder": 5}
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     if text := premise_text(part):
@@ -127,7 +126,6 @@ def draw_ends(axis: Axes, ends: Values, looks: Mapping[str, Look], last: float) 
 
 
 def draw_level(axis: Axes, value: float, method: str) -> None:
-    """Draw a dashed horizontal line in the colour of a method."""
     known = look(method)
     axis.axhline(value, color=known.colour, linestyle=(0, (4, 2)), linewidth=1.2, label=known.name, zorder=3)
 

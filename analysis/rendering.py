@@ -23,7 +23,6 @@ def spread(mean: float, low: float, high: float, decimals: int = 4, sign: bool =
 
 
 def mean_text(row: pd.Series, decimals: int | None = None) -> str:
-    """Return the mean of a row of estimates with its interval."""
     places = digits(row.get("metric", "")) if decimals is None else decimals
     return spread(row["mean"], row["low"], row["high"], places)
 

@@ -93,7 +93,6 @@ class Results:
 
 
 def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """Return the names that match one of the patterns of a shell."""
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 

@@ -71,7 +71,6 @@ class Material:
 
     @property
     def planned(self) -> pd.DataFrame:
-        """The verdicts that have planned seeds."""
         return self.verdicts[self.verdicts["planned"] > 0]
 
     def parts(self, *patterns: str) -> list[Results]:
@@ -120,7 +119,6 @@ def claim_text(claim: Mapping[str, Any]) -> str:
 
 
 def planned(material: Material, kind: str) -> pd.DataFrame:
-    """Return the comparisons of one kind that have planned seeds."""
     return comparisons(material.planned.query("kind == @kind")).drop(columns="size")
 
 
@@ -145,7 +143,6 @@ def premises(material: Material) -> pd.DataFrame:
 
 
 def counts(material: Material) -> pd.DataFrame:
-    """Return the counts of verdicts on the paper's comparisons."""
     titles = {"all": "comparisons whose premise is met", "not planned": "no seeds planned"}
     titles["suite_wide"] = "hold, suite-wide correction"
     shown = {seeds: claims.largest(claims.of_paper(table)) for seeds, table in material.both.items()}
@@ -284,7 +281,6 @@ def minus_none(frame: pd.DataFrame, rows: dict[str, tuple[str, str]], methods: S
 
 
 def gains(material: Material) -> pd.DataFrame:
-    """Return the gains over `none` of FIRE and of its parts, over all seeds."""
     rows = {names.panel(name): (name, "medium") for name in studies.GAINS}
     return minus_none(estimates.gains(material.frame), rows, studies.PARTS)
 

@@ -79,7 +79,6 @@ def full_runs(part: Results, measure: Measure) -> pd.DataFrame:
 
 
 def leader(early: np.ndarray) -> int:
-    """Choose the method with the best mean."""
     return int(early.mean(1).argmax())
 
 
@@ -157,7 +156,6 @@ def agreement(found: Sequence[Panel]) -> pd.DataFrame:
 
 
 def draw(parts: Sequence[Results]) -> Figure:
-    """Return the figure, one panel per domain and one for all."""
     found = panels(parts)
     looks = (("the leader", leader, "#0072B2", "o"), ("cautious", cautious, "#7A7A7A", "s"))
     tried = {(rule, share): losses(found, rule, share) for rule in RULES.values() for share in SHARES}

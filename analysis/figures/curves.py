@@ -162,7 +162,6 @@ def fork_title(part: Results) -> str:
 
 
 def draw_probes(parts: Sequence[Results]) -> Figure:
-    """Return a figure with one panel per setting."""
     columns = min(3, len(parts))
     rows = -(-len(parts) // columns)
     figure, grid = plt.subplots(rows, columns, figsize=(3.1 * columns + 0.3, 2.6 * rows), squeeze=False)

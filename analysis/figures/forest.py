@@ -105,7 +105,6 @@ def comparisons(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def draw_row(axis: Axes, y: float, row: dict[str, Any], marker: str) -> None:
-    """Draw one comparison."""
     inside = abs(row["gain"]) < WITHIN
     low, high = np.clip([row["low"], row["high"]], -REACH, REACH)
     if inside:

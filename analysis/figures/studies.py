@@ -36,7 +36,6 @@ TARGETS = "method.targets"
 
 # ------------------------------------------------------------------------------------------------ gains and costs
 def draw_gains(parts: Sequence[Results]) -> Figure:
-    """Return the figure of what the gain is made of, one panel for images and one for language."""
     frame = pd.concat(map(estimates.frame, parts), ignore_index=True)
     rows = frame[frame["headline"] & (frame["reference"] == "none")]
     rows = estimates.gains(rows).set_index(["experiment", "label"])
@@ -113,12 +112,10 @@ def scaling(parts: Sequence[Results]) -> pd.DataFrame:
 
 
 def pair_title(pair: tuple[str, str]) -> str:
-    """Return for example `FIRE minus full reset`."""
     return " minus ".join(names.look(method).name for method in pair)
 
 
 def draw_scaling(parts: Sequence[Results]) -> Figure:
-    """Return the figure of the number of images, one panel per pair."""
     table = scaling(parts)
     figure, grid = plt.subplots(1, 2, figsize=(7.0, 3.0))
     for axis, pair in zip(grid, PAIRS):

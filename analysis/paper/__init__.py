@@ -34,7 +34,6 @@ def end_values(experiment: str) -> dict[str, float]:
 
 
 def figure_5b(quantity: str) -> dict[str, float]:
-    """Return {method: value} of the bars of Figure 5b."""
     return curves("fig5").query("panel == @quantity").set_index("method")["y"].to_dict()
 
 

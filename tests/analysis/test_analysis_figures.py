@@ -308,11 +308,8 @@ def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
 def test_benchmarks_replace_their_own_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "RESULTS", tmp_path)
     row = {"domain": "dqn", "setting": "acting", "ratio": 2.0}
-    for line in (
-        row,
-        {"domain": "sac", "setting": "updates", "ratio": 0.5},
-        row | {"ratio": 4.0, "bytes": 1},
-    ):
+    other = {"domain": "sac", "setting": "updates", "ratio": 0.5}
+    for line in (row, other, row | {"ratio": 4.0, "bytes": 1}):
         record("bench_loops", line, ("domain", "setting"))
     table = pd.read_csv(tmp_path / "bench_loops.csv")
     assert dict(zip(table["domain"], table["ratio"])) == {"sac": 0.5, "dqn": 4}
