@@ -38,13 +38,7 @@ class Corpus:
     answers: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def open_corpus(
-    folder: Path,
-    *,
-    block: int,
-    vocabulary: int,
-    train_tokens: int | None = None,
-) -> Corpus:
+def open_corpus(folder: Path, *, block: int, vocabulary: int, train_tokens: int | None = None) -> Corpus:
     """Return the corpus that `language/prepare.py` wrote to `folder`.
 
     train_tokens: use only this many tokens for training, the first ones (None: all).

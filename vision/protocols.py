@@ -243,12 +243,7 @@ def random_label(
 
 
 def label_noise(
-    images: Images,
-    seed: int,
-    *,
-    noisy: int = 3000,
-    clean: int = 5000,
-    epochs: int | Sequence[int] = (30, 30),
+    images: Images, seed: int, *, noisy: int = 3000, clean: int = 5000, epochs: int | Sequence[int] = (30, 30)
 ) -> list[PhaseData]:
     """Return two phases: random labels of `noisy` images (train accuracy), then true ones of `clean` (test accuracy).
 
@@ -264,12 +259,7 @@ def label_noise(
 
 
 def permuted(
-    images: Images,
-    seed: int,
-    *,
-    tasks: int = 10,
-    count: int | None = None,
-    epochs: int | Sequence[int] = 10,
+    images: Images, seed: int, *, tasks: int = 10, count: int | None = None, epochs: int | Sequence[int] = 10
 ) -> list[PhaseData]:
     """Return `tasks` phases, each with a new order of the pixels of all images; test accuracy is measured.
 

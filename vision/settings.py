@@ -24,11 +24,7 @@ class Protocol:
         "the data of each phase",
         choices=("warm_start", "continual", "class_incremental", "random_label", "label_noise", "permuted"),
     )
-    epochs: Any = key(
-        "epochs per phase",
-        each=int,
-        least=1,
-    )
+    epochs: Any = key("epochs per phase", each=int, least=1)
     share: float | None = key("share of the data in the first phase", above=0, most=1)
     stages: int | None = key("continual, class_incremental: number of phases", least=1)
     replay: float | None = key(
@@ -95,11 +91,7 @@ class Vision(Keys):
         most=1,
         added=True,
     )
-    eval_every: Any = key(
-        "epochs between evaluations",
-        each=int,
-        least=1,
-    )
+    eval_every: Any = key("epochs between evaluations", each=int, least=1)
     metrics_samples: int = key("training images on which plasticity is measured", least=1)
     eval_batch_size: int = key("images per evaluation batch", least=1, numbers=False)
     precision: str = key(
