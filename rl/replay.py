@@ -1,7 +1,7 @@
 """Uniform replay for off-policy agents: FrameReplay for stacked images, FlatReplay for vectors.
 
-Both are rings in memory, and their `state_dict` is complete, so a checkpoint holds all that a resumed run needs. Frames
-are compressed in it: 1,000,000 transitions of 84 x 84 pixels take 7.1 GB of memory and 0.1 to 0.3 GB of a checkpoint.
+Both are rings in memory, and a checkpoint holds all of them, frames compressed: 1,000,000 transitions of 84 x 84 pixels take
+7.1 GB of memory and 0.1 to 0.3 GB of a checkpoint.
 """
 
 import zlib
@@ -48,9 +48,8 @@ class FrameReplay:
         frame_shape: (height, width).
         stack: frames in an observation.
         channels_last: samples lie in memory as (B, height, width, stack), the layout of channels-last convolutions.
-        n_step: rewards that a transition sums up, each discounted by one step more than the one before; its next
-            observation lies as many steps later. It is shorter where the episode ends earlier, and where later steps have
-            not been played yet.
+        n_step: rewards that a transition sums up, discounted by their distance; its next observation lies as many steps
+            later. Both are fewer where the episode ends earlier, and where later steps have not been played yet.
         discount: factor of a reward one step later.
         device: where batches are used. The frames lie there too if it is a GPU with twice as much free memory.
 
@@ -83,7 +82,6 @@ class FrameReplay:
         kinds |= {"age": np.uint8}  # frames since the start of the episode, at most stack - 1
         self.facts = {name: np.zeros((self.length, environments), kind) for name, kind in kinds.items()}
         self.final_frames: dict[tuple[int, int], Array] = {}  # of ended episodes, by (time, environment)
-        self.blocks: list[tuple[int, int, Tensor]] = []  # (first row, end, compressed frames), without gaps
 
     def __len__(self) -> int:
         """Number of transitions that can be drawn, at most `capacity`."""
@@ -112,15 +110,13 @@ class FrameReplay:
         """Store one step of all environments, taken from the frames that were stored last.
 
         All but the frames (environments, height, width) are (environments,). `next_frames` are what the policy sees next
-        (the first after a reset); `final_frames` have the last frame of each episode that ended, and other rows of it are
-        not read. Rewards are stored as given.
+        (the first after a reset); of `final_frames`, only the last frames of episodes that ended are read.
         """
         slot, following = self.count % self.length, (self.count + 1) % self.length
         ended = terminated | truncated
-        self.facts["actions"][slot] = actions
-        self.facts["rewards"][slot] = rewards
-        self.facts["terminated"][slot] = terminated
-        self.facts["ended"][slot] = ended
+        row = {"actions": actions, "rewards": rewards, "terminated": terminated, "ended": ended}
+        for name, values in row.items():
+            self.facts[name][slot] = values
         age = np.minimum(self.facts["age"][slot] + 1, self.stack - 1)
         self.facts["age"][following] = np.where(ended, 0, age)
         self.frames[following] = torch.from_numpy(next_frames)
@@ -179,34 +175,26 @@ class FrameReplay:
         return send(images, device).contiguous(memory_format=layout)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the replay holds, with the frames compressed."""
+        """Return all that the replay holds, with the frames that a stack can show compressed."""
+        blocks = []
+        for first in range(max(0, self.count - self.depth - self.stack + 1), self.count + 1, BLOCK):
+            end = min(first + BLOCK, self.count + 1)
+            rows = self.frames[torch.arange(first, end) % self.length].cpu().numpy()
+            packed = zlib.compress(rows, level=1)  # higher levels take twice as long and save a third
+            blocks.append((first, end, torch.frombuffer(bytearray(packed), dtype=torch.uint8)))
         return {
             "count": self.count,
             "facts": {name: torch.from_numpy(a[: self.count + 1].copy()) for name, a in self.facts.items()},
             "final_keys": list(self.final_frames),
             "final_frames": torch.from_numpy(np.array(list(self.final_frames.values()), np.uint8)),
-            "frames": self._compressed(),
+            "frames": blocks,
         }
-
-    def _compressed(self) -> list[tuple[int, int, Tensor]]:
-        """Return (first row, end, compressed frames) of all rows that a stack can show. Full blocks are kept for the next
-        call."""
-        oldest = max(0, self.count - self.depth - self.stack + 1)
-        blocks = [block for block in self.blocks if block[1] > oldest]
-        for first in range(blocks[-1][1] if blocks else oldest, self.count + 1, BLOCK):
-            end = min(first + BLOCK, self.count + 1)
-            rows = self.frames[torch.arange(first, end) % self.length].cpu().numpy()
-            packed = zlib.compress(rows, level=1)  # higher levels take twice as long and save a third
-            blocks.append((first, end, torch.frombuffer(bytearray(packed), dtype=torch.uint8)))
-        self.blocks = blocks[:-1]  # `start` may still replace the newest row
-        return blocks
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = int(state["count"])
         for name, array in state["facts"].items():
             self.facts[name][: len(array)] = array.numpy()
         self.final_frames = dict(zip(state["final_keys"], state["final_frames"].numpy()))
-        self.blocks = state["frames"][:-1]
         for first, end, packed in state["frames"]:
             rows = torch.frombuffer(bytearray(zlib.decompress(packed.numpy())), dtype=torch.uint8)
             rows = rows.view(-1, *self.frames.shape[1:]).to(self.frames.device)

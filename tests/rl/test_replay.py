@@ -152,8 +152,8 @@ def test_restart_in_the_middle_truncates_and_keeps_the_true_next_frame():
 
 
 @pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize("block", [1, 3, 256])
-@pytest.mark.parametrize("between", [1, 4, 13, 60])
+@pytest.mark.parametrize("block", [3, 256])
+@pytest.mark.parametrize("between", [1, 13])
 def test_every_checkpoint_is_complete_and_goes_on_as_the_run_did(between, block, restart, monkeypatch):
     """Saved after every `between` steps, from before the ring is full until it has wrapped around several times."""
     monkeypatch.setattr(module, "BLOCK", block)
@@ -181,17 +181,13 @@ def test_every_checkpoint_is_complete_and_goes_on_as_the_run_did(between, block,
     assert torch.equal(later.frames[later.count % later.length], torch.full((2, 1, 2), 7, dtype=torch.uint8))
 
 
-def test_a_checkpoint_compresses_only_rows_that_are_new(monkeypatch):
+def test_a_checkpoint_holds_the_frames_that_a_transition_can_show(monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 4)
-    replay, environment, _ = started(9)
-    kept = [block[2] for block in replay.state_dict()["frames"][:-1]]
-    fill(replay, environment, 4, [])
-    state = replay.state_dict()["frames"]
-    assert [end for _, end, _ in state] == [4, 8, 12, 14]
-    assert state[0][2] is kept[0] and state[1][2] is kept[1]
-    fill(replay, environment, 30, [])  # what no transition shows any more is in no checkpoint
-    first, last = replay.state_dict()["frames"][0][0], replay.count - replay.depth - STACK + 1
-    assert last - 4 < first <= last
+    for steps, oldest in ((9, 0), (43, 43 - 20 - STACK + 1)):
+        blocks = started(steps)[0].state_dict()["frames"]
+        assert [first for first, *_ in blocks] == list(range(oldest, steps + 1, 4)) and blocks[-1][
+            1
+        ] == steps + 1
 
 
 def test_flat_replay_returns_what_was_added_and_resumes():
