@@ -1,8 +1,4 @@
-"""Compilation of an update's forward and backward pass into one graph.
-
-This helps on devices that spend more time waiting for kernel launches than computing; on a CPU it saves memory
-traffic.
-"""
+"""Compilation of an update's forward and backward pass into one graph, which saves kernel launches and memory traffic."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +12,8 @@ def captured(
 ) -> Callable[..., Any]:
     """Return `function`, which may call `torch.autograd.grad`, compiled by torch.compile as one graph.
 
-    Outputs that were differentiated inside `function` come back detached. On a GPU, mode="reduce-overhead" records
-    CUDA graphs and replays them; their outputs live in fixed memory and are overwritten by the next call. On a CPU,
-    operations are fused only. On a GPU, only short runs have been made.
+    Outputs that were differentiated inside `function` come back detached. On a GPU it records CUDA graphs, whose outputs are
+    overwritten by the next call; only short runs have been made there.
     """
     # Later releases of torch may trace gradients by default and drop this switch.
     if hasattr(torch._dynamo.config, "trace_autograd_ops"):

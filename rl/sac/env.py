@@ -135,25 +135,18 @@ def physics(environment: gymnasium.Env) -> tuple[Any, Any]:
 def derived(data: Any) -> dict[str, np.ndarray]:
     """Return the writable float64 arrays of MjData by name, without those of constraints, which change their size from
     step to step and are recomputed before they are read."""
-    found = {}
-    for name in dir(data):
-        if not name.startswith(("_", "efc_", "iefc_")):
-            array = getattr(data, name)
-            real = isinstance(array, np.ndarray) and array.dtype == np.float64
-            if real and array.flags.writeable and array.size:
-                found[name] = array
-    return found
+    values = {name: getattr(data, name) for name in dir(data) if not name.startswith(("_", "efc_", "iefc_"))}
+    arrays = {name: v for name, v in values.items() if isinstance(v, np.ndarray) and v.dtype == np.float64}
+    return {name: array for name, array in arrays.items() if array.flags.writeable and array.size}
 
 
 def counters(environment: gymnasium.Env) -> list[tuple[Any, str]]:
     """Return (object, attribute) of every step counter of the episode, in the wrappers and the environment."""
-    found: list[tuple[Any, str]] = []
-    layer = environment
-    while True:
-        found += [(layer, name) for name in ("_elapsed_steps", "_has_reset") if name in vars(layer)]
-        if not isinstance(layer, gymnasium.Wrapper):
-            return found
-        layer = layer.env
+    layers = [environment]
+    while isinstance(layers[-1], gymnasium.Wrapper):
+        layers.append(layers[-1].env)
+    names = ("_elapsed_steps", "_has_reset")
+    return [(layer, name) for layer in layers for name in names if name in vars(layer)]
 
 
 class Moment(NamedTuple):

@@ -69,13 +69,8 @@ class HumanoidEnv(gymnasium.Env):
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
         """Return observation, reward, terminated, False (gymnasium's wrapper sets the time limit), factors of the
-        reward. Raises UserError for an action of another shape than (19,), or with numbers that are not finite."""
-        action = np.asarray(action, dtype=np.float64)
-        if action.shape != (self.model.nu,) or not np.isfinite(action).all():
-            raise UserError(
-                f"action {action.tolist()}: give {self.model.nu} finite numbers, one for each servo"
-            )
-        self.data.ctrl[:] = self.low + (action + 1) * self.half_range
+        reward."""
+        self.data.ctrl[:] = self.low + (np.asarray(action, dtype=np.float64) + 1) * self.half_range
         mujoco.mj_step(self.model, self.data, nstep=PHYSICS_STEPS)
         terms = {name: float(value) for name, value in reward_terms(self.task, *self.readings()).items()}
         return self.observation(), terms["reward"], self.terminated(), False, terms
@@ -86,26 +81,15 @@ class HumanoidEnv(gymnasium.Env):
 
     def readings(self) -> tuple[np.ndarray, ...]:
         """Return the quantities that the reward depends on: the arguments of `tasks.reward_terms` after the task."""
-        data = self.data
-        return (
-            data.site_xpos[self.head, 2],
-            data.xmat[self.torso, 8],
-            data.actuator_force,
-            data.sensordata[:3],
-        )
+        heights = self.data.site_xpos[self.head, 2], self.data.xmat[self.torso, 8]
+        return *heights, self.data.actuator_force, self.data.sensordata[:3]
 
     def terminated(self) -> bool:
         """Return whether the robot is too low or, with the board, there is a forbidden contact."""
-        if self.data.qpos[2] < self.task.lowest_pelvis:
-            return True
-        return self.task.board and any(map(self._forbidden, self.data.contact.geom))
+        low = bool(self.data.qpos[2] < self.task.lowest_pelvis)
+        return low or self.task.board and any(map(self._forbidden, self.data.contact.geom))
 
     def _forbidden(self, pair: np.ndarray) -> bool:
-        """Return True where the pivot touches anything but floor and board, or anything but the pivot touches the
-        floor."""
-        for one, other in (pair, pair[::-1]):
-            if one == self.pivot and other not in (self.floor, self.board):
-                return True
-            if one == self.floor and other != self.pivot:
-                return True
-        return False
+        """Return whether the pivot touches anything but floor and board, or the floor anything but the pivot."""
+        allowed = {self.pivot: (self.floor, self.board), self.floor: (self.pivot,)}
+        return any(one in allowed and other not in allowed[one] for one, other in (pair, pair[::-1]))
