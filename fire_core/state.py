@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,6 @@ class State:
         generator: CPU generator of the method's own randomness in this phase.
         phase: index of the current phase (with a trigger: number of acts so far).
         compiled: whether the nets are trained through torch.compile; methods then compile their own passes too.
-        extras: what a domain adds for variants of methods of its own, by name.
     """
 
     nets: dict[str, nn.Module]
@@ -38,7 +36,6 @@ class State:
     generator: torch.Generator | None = None
     phase: int = 0
     compiled: bool = False
-    extras: dict[str, Any] = field(default_factory=dict)
 
     def copy_followers(self) -> None:
         """Copy each source's parameters and buffers into its follower, as a target network needs after a boundary."""

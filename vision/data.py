@@ -1,9 +1,7 @@
 """Image data sets as uint8 tensors on the training device.
 
-    images = load("fashion_mnist", image_size=32, channels=3, device="cpu")
-    batch = images.normalise(images.train_images[indices])
-
-`vision.protocols` selects the images of each phase.
+images = load("fashion_mnist", image_size=32, channels=3, device="cpu")
+batch = images.normalise(images.train_images[indices])
 """
 
 from __future__ import annotations
@@ -64,8 +62,7 @@ def load(
     """
     root = Path(root)
     if name == "image_folder":
-        place = _existing(folder or root / name)
-        size = {"image_size": image_size, "channels": channels or 3}
+        place, size = _existing(folder or root / name), {"image_size": image_size, "channels": channels or 3}
         arrays = read_class_folders(place, **size, cache=root / "decoded")
     elif name == "fashion_mnist":
         arrays = _shipped(folder)
@@ -83,8 +80,7 @@ def load(
             chosen = chosen[first_of_each_class(labels[chosen], per_class)]
         # a copy, because indexing leaves strides that make torch compute grey images in another order
         found = _with_channels(torch.from_numpy(np.array(images[chosen])), channels)
-        found = found if image_size is None else _with_size(found, image_size, fit)
-        return found.contiguous(), torch.from_numpy(labels[chosen])
+        return _with_size(found, image_size, fit).contiguous(), torch.from_numpy(labels[chosen])
 
     train = prepared(arrays.train_images, arrays.train_labels, train_per_class)
     test = prepared(arrays.test_images, arrays.test_labels, test_per_class)
@@ -130,11 +126,9 @@ def _shipped(folder: str | Path | None) -> Arrays:
             "add data=image_folder, for all of Fashion-MNIST data=fashion_mnist_full"
         )
     with np.load(SHIPPED) as stored:
-        images, labels, test_images, test_labels = (
-            stored[f"{part}_{what}"] for part in ("train", "test") for what in ("images", "labels")
-        )
-    labels, test_labels = labels.astype(np.int64), test_labels.astype(np.int64)
-    return Arrays(images[:, None], labels, test_images[:, None], test_labels, FASHION_CLASSES)
+        images = [stored[f"{part}_images"][:, None] for part in ("train", "test")]
+        labels = [stored[f"{part}_labels"].astype(np.int64) for part in ("train", "test")]
+    return Arrays(images[0], labels[0], images[1], labels[1], FASHION_CLASSES)
 
 
 def _read(name: str, folder: Path, root: Path) -> Arrays:
@@ -154,15 +148,11 @@ def _read(name: str, folder: Path, root: Path) -> Arrays:
 
 def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:
     """Return the sorted positions of the first `count` images of every class. Raises UserError if a class has fewer."""
-    chosen = []
-    for label in np.unique(labels):
-        places = np.flatnonzero(labels == label)
-        if len(places) < count:
-            raise UserError(
-                f"class {label} has {len(places)} images, {count} were asked for: set data.train_per_class or "
-                "data.test_per_class lower"
-            )
-        chosen.append(places[:count])
+    chosen = [np.flatnonzero(labels == label)[:count] for label in np.unique(labels)]
+    if (fewest := min(map(len, chosen))) < count:
+        raise UserError(
+            f"a class has {fewest} images, {count} were asked for: set data.train_per_class or data.test_per_class lower"
+        )
     return np.sort(np.concatenate(chosen))
 
 
@@ -175,16 +165,14 @@ def _with_channels(images: Tensor, channels: int | None) -> Tensor:
     return (images.float() * weights).sum(dim=1, keepdim=True).round_().to(torch.uint8)
 
 
-def _with_size(images: Tensor, size: int, fit: str) -> Tensor:
+def _with_size(images: Tensor, size: int | None, fit: str) -> Tensor:
     have = images.shape[-1]
+    if size is None or have == size:
+        return images
     if have < size and fit == "pad":
         before = (size - have) // 2
         after = size - have - before
         return functional.pad(images, (before, after, before, after))
-    if have == size:
-        return images
-    scaled = [
-        functional.interpolate(part.float(), (size, size), mode="bilinear", antialias=True)
-        for part in images.split(4096)
-    ]
-    return torch.cat([part.round_().to(torch.uint8) for part in scaled])
+    how = {"size": (size, size), "mode": "bilinear", "antialias": True}
+    parts = (functional.interpolate(part.float(), **how) for part in images.split(4096))
+    return torch.cat([part.round_().to(torch.uint8) for part in parts])

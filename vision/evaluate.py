@@ -1,35 +1,29 @@
-"""Accuracies during training."""
+"""What is measured during training: accuracies, and the plasticity of the network."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import update_bn
 
+from fire_core.measure.plasticity import curvature, plasticity, relative_gradient
 from fire_core.passes import undisturbed
-from vision.images import Images
-from vision.protocols import PhaseData, make_batch
+from harness.runs import generator
+from vision.schedule import Stream, make_batch
 
 
 def evaluate(
-    net: nn.Module,
-    images: Images,
-    phase: PhaseData,
-    cfg: DictConfig,
-    *,
-    train: bool = False,
-    coming: Iterable[tuple[Tensor, Tensor]] = (),
+    net: nn.Module, stream: Stream, *, train: bool = False, boundary: bool = False
 ) -> dict[str, float]:
     """Return the accuracy on the whole test set and, in `class_incremental`, on the classes seen so far.
 
     With `replay`, also on the new classes of the phase and, from phase 1 on, on the old ones. train: also on the training
-    images of the phase, with the labels that it gives them. coming: batches for `reestimated`, which is added.
+    images of the phase, with the labels that it gives them. boundary: also what is measured once after each boundary,
+    `reestimated` accuracies and, with run.curvature, the norm of the Hessian.
     """
-    labels = images.test_labels
-    hits = _hits(net, images, phase, torch.arange(len(labels), device=labels.device), labels, cfg, test=True)
+    labels, phase = stream.images.test_labels, stream.phase
+    hits = _hits(net, stream, torch.arange(len(labels), device=labels.device), labels, test=True)
     result = {"test_accuracy": float(hits.mean())}
     if phase.seen is not None:
         seen = torch.isin(labels, phase.seen)
@@ -40,19 +34,18 @@ def evaluate(
             if phase.index > 0:
                 result["old_accuracy"] = float(hits[seen & ~new].mean())
     if train:
-        hits = _hits(net, images, phase, phase.indices, phase.labels, cfg, test=False)
-        result["train_accuracy"] = float(hits.mean())
-    return result | (reestimated(net, images, phase, cfg, coming) if coming else {})
+        result["train_accuracy"] = float(_hits(net, stream, phase.indices, phase.labels, test=False).mean())
+    if boundary:
+        result |= reestimated(net, stream)
+        if stream.cfg.run.curvature:
+            draw = generator(stream.cfg.seed, "curvature", phase.index)
+            norm = curvature(net.train(), *stream.probe(), cross_entropy, generator=draw)
+            result["hessian_norm"] = norm
+    return result
 
 
-def reestimated(
-    net: nn.Module,
-    images: Images,
-    phase: PhaseData,
-    cfg: DictConfig,
-    batches: Iterable[tuple[Tensor, Tensor]],
-) -> dict[str, float]:
-    """Return the values of `evaluate` as `reestimated_<name>`, with statistics of batch norm from one pass over `batches`.
+def reestimated(net: nn.Module, stream: Stream) -> dict[str, float]:
+    """Return the values of `evaluate` as `reestimated_<name>`, with statistics of batch norm from one pass over the phase.
 
     They show what the weights still know: the running statistics are those of the weights before the boundary. Empty for
     a net without batch norm. The net, its buffers and modes and the random state stay as they were.
@@ -60,33 +53,36 @@ def reestimated(
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules()):
         return {}
     with undisturbed(net, training=True):
-        with torch.autocast(phase.indices.device.type, torch.bfloat16, enabled=cfg.precision == "bf16"):
-            update_bn(batches, net)
-        found = evaluate(net, images, phase, cfg)
+        with _autocast(stream):
+            update_bn(stream(), net)
+        found = evaluate(net, stream)
     return {f"reestimated_{name}": value for name, value in found.items()}
 
 
+def measure(net: nn.Module, stream: Stream, *, gradient: bool = False) -> dict[str, float]:
+    """Return the measures of plasticity on the first images of the phase, and the norm of their gradient if asked."""
+    inputs, labels = stream.probe()
+    found = plasticity(net, inputs)
+    if gradient:
+        found["relative_gradient"] = relative_gradient(net, inputs, labels, cross_entropy)
+    return found
+
+
 @torch.no_grad()
-def _hits(
-    net: nn.Module,
-    images: Images,
-    phase: PhaseData,
-    indices: Tensor,
-    labels: Tensor,
-    cfg: DictConfig,
-    *,
-    test: bool,
-) -> Tensor:
+def _hits(net: nn.Module, stream: Stream, indices: Tensor, labels: Tensor, *, test: bool) -> Tensor:
     """Return (n,) float32, 1 where the largest logit is that of the label, else 0. The net stays in evaluation mode."""
     net.eval()
-    hits = []
-    for part, wanted in zip(
-        indices.split(cfg.eval_batch_size), labels.split(cfg.eval_batch_size), strict=True
-    ):
-        inputs, _ = make_batch(images, phase, part, wanted, test=test)
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=cfg.precision == "bf16"):
+    hits, size = [], stream.cfg.eval_batch_size
+    for part, wanted in zip(indices.split(size), labels.split(size), strict=True):
+        inputs, _ = make_batch(stream.images, stream.phase, part, wanted, test=test)
+        with _autocast(stream):
             hits.append(net(inputs).argmax(dim=1) == wanted)
     return torch.cat(hits).float()
+
+
+def _autocast(stream: Stream) -> torch.autocast:
+    device = stream.images.train_images.device.type
+    return torch.autocast(device, torch.bfloat16, enabled=stream.cfg.precision == "bf16")
 
 
 def brief(results: dict[str, float]) -> str:

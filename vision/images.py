@@ -1,4 +1,4 @@
-"""Labelled image data sets on one device: uint8 tensors, normalised on that device."""
+"""Labelled image data sets: uint8 tensors, normalised on their device."""
 
 from __future__ import annotations
 

@@ -1,28 +1,27 @@
 """Protocols: the data of each phase, as pure functions of the data set, the run's seed and the protocol's settings.
 
 `warm_start`, `continual` and `class_incremental` are the paper's (Figure 2a, b, c). `random_label`, `label_noise` and
-`permuted` are probes from the literature that show a loss of plasticity in minutes. No loader has state: a resumed run
-calls the same functions again.
+`permuted` are probes from the literature that show a loss of plasticity in minutes.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, ListConfig
+from omegaconf import ListConfig
 from torch import Tensor
 
 from fire_core.errors import UserError
 from harness.runs.seeding import generator, numpy_generator
-from harness.transfer import send
-from harness.trial import part_of, seed_of
 from vision.images import Images
 from vision.official import switches
+
+Epochs = int | Sequence[int]  # of every phase, or of each
 
 
 @dataclass(frozen=True)
@@ -53,73 +52,6 @@ class PhaseData:
         return PhaseData(*(v.to(device) if isinstance(v, Tensor) else v for v in vars(self).values()))
 
 
-def make_batch(
-    images: Images, phase: PhaseData, indices: Tensor, labels: Tensor | None = None, *, test: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return normalised float32 images (n, channels, height, width), pixels in the phase's order, and their labels.
-
-    indices: (n,) into the training set, or with `test` into the test set. labels: (n,); None takes the data set's own.
-    """
-    pictures = (images.test_images if test else images.train_images)[indices]
-    if labels is None:
-        labels = (images.test_labels if test else images.train_labels)[indices]
-    if phase.permutation is not None:
-        pictures = pictures.flatten(2)[..., phase.permutation].view_as(pictures)
-    return images.normalise(pictures, test=test), labels
-
-
-def training_batches(
-    cfg: DictConfig, images: Images, phases: Sequence[PhaseData], phase: PhaseData, epoch: int, start: int = 0
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of one epoch of training, from number `start` on: normalised images and labels."""
-    seed, count = seed_of(cfg, phase.index), len(phase.indices)
-    batches = batch_indices(seed, phase.index, epoch, count, cfg.batch_size, phase.indices.device)
-    for number, batch in enumerate(batches[start:], start):
-        done = (epoch + number / len(batches)) / phase.epochs
-        yield make_batch(images, phase, *pick(phases, phase, batch, done, cfg.gradual or 0.0))
-
-
-def coming_batches(cfg: DictConfig, images: Images, phase: PhaseData) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the phase's training set once, in batches, for methods that use the coming data."""
-    count = len(phase.indices)
-    for batch in batch_indices(cfg.seed, phase.index, -1, count, cfg.batch_size, phase.indices.device):
-        yield make_batch(images, phase, phase.indices[batch], phase.labels[batch])
-
-
-def pick(
-    phases: Sequence[PhaseData], phase: PhaseData, batch: Tensor, done: float, gradual: float
-) -> tuple[Tensor, Tensor]:
-    """Return the training images and labels at the positions `batch` (n,) of a phase, both (n,).
-
-    In the first share `gradual` of each phase but the first, images of the phase before take the place of some: of all at
-    its start, and of fewer and fewer until its end. done: share of the phase that is over.
-    """
-    indices, labels = phase.indices[batch], phase.labels[batch]
-    if phase.index == 0 or done >= gradual:
-        return indices, labels
-    before, new = phases[phase.index - 1], round(len(batch) * done / gradual)
-    places = batch[new:] % len(before.indices)
-    return (
-        torch.cat([indices[:new], before.indices[places]]),
-        torch.cat([labels[:new], before.labels[places]]),
-    )
-
-
-def batch_indices(
-    seed: int, phase: int, epoch: int, count: int, batch_size: int, device: torch.device | str = "cpu"
-) -> tuple[Tensor, ...]:
-    """Return the shuffled batches of one epoch on `device`: int64 positions in [0, count).
-
-    Each position is in exactly one batch, and the arguments alone determine the batches. The last batch may be smaller;
-    a single left-over image joins the batch before it, because batch norm needs two images.
-    """
-    order = send(torch.randperm(count, generator=generator(seed, "batches", phase, epoch)), device)
-    batches = order.split(batch_size)
-    if len(batches) > 1 and len(batches[-1]) == 1:
-        batches = (*batches[:-2], torch.cat(batches[-2:]))
-    return batches
-
-
 def make_phases(
     name: str, images: Images, seed: int, *, splits: str = "ours", **settings: Any
 ) -> list[PhaseData]:
@@ -144,24 +76,11 @@ def phase_count(name: str, **settings: Any) -> int:
     return counts[0] if counts else 2
 
 
-def schedule_of(cfg: DictConfig, phases: Sequence[PhaseData]) -> list[tuple[PhaseData, int]]:
-    """Return the epochs of a run in order, as (phase, epoch from 0 on); of a trial, those of its share."""
-    schedule = [(phase, epoch) for phase in phases for epoch in range(phase.epochs)]
-    first = phases[0].epochs
-    return schedule[: first + part_of(cfg, len(schedule) - first)]
-
-
 def warm_start(
-    images: Images,
-    seed: int,
-    *,
-    share: float = 0.1,
-    epochs: int | Sequence[int] = (1000, 100),
-    splits: str = "ours",
+    images: Images, seed: int, *, share: float = 0.1, epochs: Epochs = (1000, 100), splits: str = "ours"
 ) -> list[PhaseData]:
     """Return two phases: a random `share` of the training set, then all of it (paper, Figure 2a)."""
-    order = _image_order(images, seed, "warm_start", splits)
-    return _growing_shares(images, order, [share, 1.0], epochs)
+    return _growing_shares(images, _order(images, seed, "warm_start", splits), [share, 1.0], epochs)
 
 
 def continual(
@@ -169,7 +88,7 @@ def continual(
     seed: int,
     *,
     stages: int = 10,
-    epochs: int | Sequence[int] = 100,
+    epochs: Epochs = 100,
     replay: float | None = None,
     splits: str = "ours",
 ) -> list[PhaseData]:
@@ -177,8 +96,8 @@ def continual(
 
     replay: later phases keep only this share of the images that a phase added, always the same ones; None keeps all.
     """
-    order = _image_order(images, seed, "continual", splits)
-    return _growing_shares(images, order, [(stage + 1) / stages for stage in range(stages)], epochs, replay)
+    shares = [(stage + 1) / stages for stage in range(stages)]
+    return _growing_shares(images, _order(images, seed, "continual", splits), shares, epochs, replay)
 
 
 def class_incremental(
@@ -186,7 +105,7 @@ def class_incremental(
     seed: int,
     *,
     stages: int = 20,
-    epochs: int | Sequence[int] = 100,
+    epochs: Epochs = 100,
     replay: float | None = None,
     splits: str = "ours",
 ) -> list[PhaseData]:
@@ -203,31 +122,27 @@ def class_incremental(
         order = switches.orders(images, seed)[1]
     else:
         order = numpy_generator(seed, "class_incremental").permutation(images.classes)
-    lengths = _epochs(epochs, stages)
-    labels = images.train_labels.cpu()
-    result, seen = [], np.array([], dtype=np.int64)
+    labels, result = images.train_labels.cpu(), []
     stays = torch.zeros(len(labels), dtype=torch.bool)
-    for index, new in enumerate(np.array_split(order, stages)):
-        seen = np.sort(np.concatenate([seen, new]))
-        chosen = torch.isin(labels, torch.from_numpy(seen)).nonzero().flatten()
+    parts = np.array_split(order, stages)
+    for index, length in enumerate(_epochs(epochs, stages)):
+        seen = torch.from_numpy(np.sort(np.concatenate(parts[: index + 1])))
+        chosen = torch.isin(labels, seen).nonzero().flatten()
         # data sets may be sorted by class, and plasticity is measured on the first images
-        mixed = torch.randperm(len(chosen), generator=generator(seed, "class_incremental", index))
-        chosen = chosen[mixed]
-        classes = {"seen": torch.from_numpy(seen)}
+        chosen = chosen[torch.randperm(len(chosen), generator=generator(seed, "class_incremental", index))]
+        new = None
         if replay is not None:
-            classes["new"] = torch.from_numpy(np.sort(new))
-            chosen = chosen[torch.isin(labels[chosen], classes["new"]) | stays[chosen]]
+            new = torch.from_numpy(np.sort(parts[index]))
+            chosen = chosen[torch.isin(labels[chosen], new) | stays[chosen]]
             for label in new.tolist():
                 of_class = chosen[labels[chosen] == label]
                 stays[of_class[: round(replay * len(of_class))]] = True
-        result.append(
-            PhaseData(index, f"{len(seen)} classes", chosen, labels[chosen], lengths[index], **classes)
-        )
+        result.append(PhaseData(index, f"{len(seen)} classes", chosen, labels[chosen], length, seen, new))
     return result
 
 
 def random_label(
-    images: Images, seed: int, *, tasks: int = 20, count: int = 1000, epochs: int | Sequence[int] = 30
+    images: Images, seed: int, *, tasks: int = 20, count: int = 1000, epochs: Epochs = 30
 ) -> list[PhaseData]:
     """Return `tasks` phases, each with `count` new images and random labels to memorise; train accuracy is measured.
 
@@ -243,35 +158,34 @@ def random_label(
 
 
 def label_noise(
-    images: Images, seed: int, *, noisy: int = 3000, clean: int = 5000, epochs: int | Sequence[int] = (30, 30)
+    images: Images, seed: int, *, noisy: int = 3000, clean: int = 5000, epochs: Epochs = (30, 30)
 ) -> list[PhaseData]:
     """Return two phases: random labels of `noisy` images (train accuracy), then true ones of `clean` (test accuracy).
 
     Both take the first images of the same shuffle, so the smaller set is part of the larger one.
     """
     first, second = (_fresh(images, seed, "label_noise", 0, count) for count in (noisy, clean))
-    labels = _random_labels(images, seed, "label_noise", 0, noisy)
-    lengths = _epochs(epochs, 2)
+    labels, lengths = _random_labels(images, seed, "label_noise", 0, noisy), _epochs(epochs, 2)
+    true = images.train_labels.cpu()[second]
     return [
         PhaseData(0, "random labels", first, labels, lengths[0]),
-        PhaseData(1, "true labels", second, images.train_labels.cpu()[second], lengths[1]),
+        PhaseData(1, "true labels", second, true, lengths[1]),
     ]
 
 
 def permuted(
-    images: Images, seed: int, *, tasks: int = 10, count: int | None = None, epochs: int | Sequence[int] = 10
+    images: Images, seed: int, *, tasks: int = 10, count: int | None = None, epochs: Epochs = 10
 ) -> list[PhaseData]:
     """Return `tasks` phases, each with a new order of the pixels of all images; test accuracy is measured.
 
     Each phase has `count` images, chosen as in `random_label`; None takes the whole training set.
     """
-    labels = images.train_labels.cpu()
-    result = []
+    labels, result = images.train_labels.cpu(), []
     for index, length in enumerate(_epochs(epochs, tasks)):
-        chosen = _fresh(images, seed, "permuted", index, len(labels) if count is None else count)
+        chosen = _fresh(images, seed, "permuted", index, count or len(labels))
         order = torch.randperm(images.image_size**2, generator=generator(seed, "pixels", index))
-        name = f"order {index + 1}"
-        result.append(PhaseData(index, name, chosen, labels[chosen], length, permutation=order))
+        part = PhaseData(index, f"order {index + 1}", chosen, labels[chosen], length, permutation=order)
+        result.append(part)
     return result
 
 
@@ -282,11 +196,7 @@ PROTOCOLS: dict[str, Callable[..., list[PhaseData]]] = {
 
 
 def _growing_shares(
-    images: Images,
-    order: Tensor,
-    shares: list[float],
-    epochs: int | Sequence[int],
-    replay: float | None = None,
+    images: Images, order: Tensor, shares: list[float], epochs: Epochs, replay: float | None = None
 ) -> list[PhaseData]:
     """Return one phase for each of the rising `shares` of the images, which are taken in the given order."""
     labels, result = images.train_labels.cpu(), []
@@ -300,15 +210,11 @@ def _growing_shares(
     return result
 
 
-def _image_order(images: Images, seed: int, purpose: str, splits: str) -> Tensor:
-    """Return the order in which a protocol takes the training images, (n,) int64."""
+def _order(images: Images, seed: int, purpose: str, splits: str = "ours", number: int = 0) -> Tensor:
+    """Return an order of the training images, (n,) int64: shuffle `number` of this purpose, or the official one."""
     if splits == "official":
         return torch.from_numpy(switches.orders(images, seed)[0])
-    return _shuffle(images, seed, purpose, 0)
-
-
-def _shuffle(images: Images, seed: int, purpose: str, round_number: int) -> Tensor:
-    order = numpy_generator(seed, purpose, round_number).permutation(len(images.train_labels))
+    order = numpy_generator(seed, purpose, number).permutation(len(images.train_labels))
     return torch.from_numpy(order.astype(np.int64))
 
 
@@ -317,15 +223,13 @@ def _fresh(images: Images, seed: int, purpose: str, index: int, count: int) -> T
     total = len(images.train_labels)
     if count > total:
         raise UserError(f"{images.name} has {total} training images, the protocol takes {count} at a time")
-    per_round = total // count
-    order = _shuffle(images, seed, purpose, index // per_round)
-    start = index % per_round * count
-    return order[start : start + count]
+    shuffle, block = divmod(index, total // count)
+    return _order(images, seed, purpose, number=shuffle)[block * count : (block + 1) * count]
 
 
 def _random_labels(images: Images, seed: int, purpose: str, index: int, count: int) -> Tensor:
     return torch.randint(images.classes, (count,), generator=generator(seed, f"{purpose}_labels", index))
 
 
-def _epochs(epochs: int | Sequence[int], count: int) -> list[int]:
+def _epochs(epochs: Epochs, count: int) -> list[int]:
     return [epochs] * count if isinstance(epochs, int) else list(epochs)

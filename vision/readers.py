@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,16 +45,12 @@ def read_published(name: str, folder: Path, *, download: bool = False) -> Arrays
         raise UserError(
             f"{shown(folder)} does not hold {name} as torchvision unpacks it ({first_line(error)})"
         ) from error
-    arrays = [
-        part
-        for split in (train, test)
-        for part in (_channels_first(np.asarray(split.data)), np.asarray(split.targets, np.int64))
-    ]
+    arrays = []
+    for split in (train, test):
+        pictures = np.asarray(split.data)
+        pictures = pictures[:, None] if pictures.ndim == 3 else pictures.transpose(0, 3, 1, 2)
+        arrays += [pictures, np.asarray(split.targets, np.int64)]
     return Arrays(*arrays, tuple(train.classes))
-
-
-def _channels_first(pictures: np.ndarray) -> np.ndarray:
-    return pictures[:, None] if pictures.ndim == 3 else pictures.transpose(0, 3, 1, 2)
 
 
 def read_class_folders(folder: Path, *, image_size: int | None, channels: int, cache: Path) -> Arrays:
@@ -69,8 +66,7 @@ def read_class_folders(folder: Path, *, image_size: int | None, channels: int, c
         listings = [train.samples, _test_samples(folder, train.class_to_idx)]
         files = [
             (path[len(str(folder)) :], label, (facts := os.stat(path)).st_size, facts.st_mtime_ns)
-            for listing in listings
-            for path, label in listing
+            for path, label in chain(*listings)
         ]
     except OSError as error:
         raise UserError(
@@ -101,18 +97,14 @@ def _decode_all(
     listings: list[list[tuple[str, int]]], image_size: int | None, channels: int
 ) -> list[torch.Tensor]:
     """Return training images, their labels, test images and their labels."""
-    if image_size is None:
-        image_size = min(_open(listings[0][0][0], channels).size)
+    side = image_size or min(_open(listings[0][0][0], channels).size)
     parts = []
     with tqdm(total=sum(map(len, listings)), desc="decoding", unit="image", disable=None) as bar:
         for listing in listings:
-            pictures = torch.empty(len(listing), channels, image_size, image_size, dtype=torch.uint8)
+            pictures = torch.empty(len(listing), channels, side, side, dtype=torch.uint8)
             for place, (path, _) in zip(pictures, listing, strict=True):
-                square = ImageOps.fit(
-                    _open(path, channels), (image_size, image_size), Image.Resampling.BILINEAR
-                )
-                pixels = torch.from_numpy(np.array(square)).view(image_size, image_size, channels)
-                place.copy_(pixels.permute(2, 0, 1))
+                square = ImageOps.fit(_open(path, channels), (side, side), Image.Resampling.BILINEAR)
+                place.copy_(torch.from_numpy(np.array(square)).view(side, side, channels).permute(2, 0, 1))
                 bar.update()
             parts += [pictures, torch.tensor([label for _, label in listing])]
     return parts

@@ -10,7 +10,7 @@ from fire_core.errors import UserError
 from harness.settings import Domain, Keys, RunKeys, group, key
 from harness.trial import TrialKeys
 from vision.models import own_settings
-from vision.protocols import phase_count
+from vision.protocols import PROTOCOLS, phase_count
 
 DATA_SETS = ("fashion_mnist", "fashion_mnist_full", "cifar10", "cifar100", "tiny_imagenet", "image_folder")
 OFFICIAL_OR_OURS = ("official", "ours")
@@ -20,15 +20,12 @@ OFFICIAL_OR_OURS = ("official", "ours")
 class Protocol:
     """Settings of the protocol. Those that the chosen protocol does not have stay null."""
 
-    name: str = key(
-        "the data of each phase",
-        choices=("warm_start", "continual", "class_incremental", "random_label", "label_noise", "permuted"),
-    )
+    name: str = key("the data of each phase", choices=tuple(PROTOCOLS))
     epochs: Any = key("epochs per phase", each=int, least=1)
     share: float | None = key("share of the data in the first phase", above=0, most=1)
     stages: int | None = key("continual, class_incremental: number of phases", least=1)
     replay: float | None = key(
-        "share of the images of earlier phases that is kept; null: all, as in the paper", least=0, most=1
+        "share of earlier images that is kept; null: all, as in the paper", least=0, most=1
     )
     tasks: int | None = key("random_label, permuted: number of tasks, which are the phases", least=1)
     count: int | None = key("random_label, permuted: images per task", least=1)
@@ -73,10 +70,7 @@ class Vision(Keys):
     data: Pictures = group(Pictures)
     model: VisionModel = group(VisionModel)
     warmup_share: Any = key(
-        "share of a phase in which the learning rate rises; not used with schedule=official",
-        each=float,
-        least=0,
-        most=1,
+        "share of a phase in which the rate rises (schedule=ours)", each=float, least=0, most=1
     )
     clip_norm: float = key("largest norm of the gradient; inf does not clip", above=0)
     compat: str = key("default of the next four keys, see docs/DEVIATIONS.md", choices=OFFICIAL_OR_OURS)
@@ -85,37 +79,27 @@ class Vision(Keys):
     batch_norm_start: str = key("running statistics before the first step", choices=OFFICIAL_OR_OURS)
     normalisation: str = key("mean and deviation by which images are normalised", choices=OFFICIAL_OR_OURS)
     mode_at_boundary: str = key("mode of the network while a method acts", choices=("train", "eval"))
-    gradual: float | None = key(
-        "share of each later phase in which images of the phase before are mixed in, fewer and fewer; null: none",
-        above=0,
-        most=1,
-        added=True,
-    )
+    gradual: float | None = key("share of a phase that mixes in the one before", above=0, most=1, added=True)
     eval_every: Any = key("epochs between evaluations", each=int, least=1)
     metrics_samples: int = key("training images on which plasticity is measured", least=1)
     eval_batch_size: int = key("images per evaluation batch", least=1, numbers=False)
     precision: str = key(
-        "precision of training; fp32: PyTorch's default, with TF32 in convolutions on GPUs; tf32: TF32 in all products",
-        choices=("fp32", "tf32", "bf16"),
+        "of training; fp32 has TF32 in convolutions on GPUs", choices=("fp32", "tf32", "bf16")
     )
     channels_last: bool = key("use the channels-last memory format")
     trial: TrialKeys = group(TrialKeys)
     run: VisionRun = group(VisionRun)
 
 
-def phases(cfg: DictConfig) -> int:
-    """Return the number of phases of a run."""
-    return phase_count(**OmegaConf.to_container(cfg.protocol))
-
-
 def check(cfg: DictConfig) -> None:
     """Raise UserError for a list of values, one for each phase, that has another length than there are phases, and for a
     setting that the network does not have."""
     own_settings(**cfg.model)
+    phases = phase_count(**OmegaConf.to_container(cfg.protocol))
     for name in ("protocol.epochs", "warmup_share", "eval_every"):
         value = OmegaConf.select(cfg, name)
-        if OmegaConf.is_list(value) and len(value) != phases(cfg):
-            raise UserError(f"{name}={value}: give one number, or {phases(cfg)} of them, one per phase")
+        if OmegaConf.is_list(value) and len(value) != phases:
+            raise UserError(f"{name}={value}: give one number, or {phases} of them, one per phase")
 
 
 DOMAIN = Domain(

@@ -1,8 +1,7 @@
 """The import of torchvision, which works even if its compiled operators cannot be loaded.
 
-The torchvision wheel on PyPI is linked to CUDA. With a CPU build of torch, its shared library is silently skipped and
-the import fails on a missing operator (`torchvision::nms`). This project does not use these operators, so declaring
-their names is enough to import the datasets, transforms and models.
+The wheel on PyPI is linked to CUDA. With a CPU build of torch, its import fails on an operator that is missing. Nothing here
+uses these operators, so it is enough to declare their names.
 """
 
 import importlib

@@ -2,6 +2,7 @@
 
 import math
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -63,9 +64,10 @@ class Training:
         name, usual = CASES[case]
         method = create(name, first_phase=first_phase, **{**usual, **settings})
         adam = torch.optim.Adam(self.net.parameters(), lr=1e-3)
-        given = {"loss": cross_entropy, "batches": self.batches, "optimizer_state": "clear_changed"}
+        batches = partial(self.batches)
+        batches.test_inputs = lambda count: self.data[0][0]
+        given = {"loss": cross_entropy, "batches": batches, "optimizer_state": "clear_changed"}
         self.treatment = attach(method, self.net, adam, **given)
-        self.treatment.state.extras["test_inputs"] = lambda count: self.data[0][0]
         self.loading = False
         self.steps, self.tested = 0, []
 

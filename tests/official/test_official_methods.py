@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -258,7 +259,7 @@ def test_redo(case, fidelity, monkeypatch):
     draw_globally(method, 7)
     seen = {layer.name: magnitude(layer, arrays[f"{kind}.buffer.{layer.name}"]) for layer in chain(model)}
     monkeypatch.setattr(OutputRecorder, "look", lambda *a, **k: [seen])
-    state.extras["test_inputs"] = lambda count: None
+    state.batches = SimpleNamespace(test_inputs=lambda count: None)
     before = copy_of(model)
     method.after_test(state)
     assert rows_changed(model, before) == values["tensors_changed"]
@@ -278,9 +279,9 @@ def test_redo(case, fidelity, monkeypatch):
 def test_redo_looks_at_the_last_test_images_after_the_test_alone():
     model = net("conv").train()
     state = state_of(model)
-    state.extras["test_inputs"] = lambda count: batch("conv", 1010, 8)[0] if count == 512 else None
     state.optimizers["net"] = torch.optim.Adam(model.parameters())
     state.batches = lambda: pytest.fail("looked at training data")
+    state.batches.test_inputs = lambda count: batch("conv", 1010, 8)[0] if count == 512 else None
     method = create("redo", variant="official", threshold=0.5)
     before = copy_of(model)
     # an evaluation without the end of an epoch is that of a boundary
@@ -460,7 +461,8 @@ def test_snr_keeps_test_images_between_epochs():
     """At the first step of an epoch the last 512 samples are one batch and, before it, test images."""
     model = net("conv").train()
     state = state_of(model, phase=0)
-    state.extras["test_inputs"] = lambda count: -batch("conv", 1010, 8)[0].repeat(count // 8, 1, 1, 1)
+    images = -batch("conv", 1010, 8)[0]
+    state.batches = SimpleNamespace(test_inputs=lambda count: images.repeat(count // 8, 1, 1, 1))
     method = create("snr", variant="official", first_phase=0)
     method.check(state)
     model(batch("conv", 1000, 256)[0])
@@ -490,7 +492,7 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
         for layer, rows in watching.values.items():
             watched[layer] = last_rows(watched.get(layer, rows[:0]), rows)
     watching.remove()
-    state.extras["last_inputs"] = {512: batches[1:]}.get
+    state.batches = SimpleNamespace(last_inputs={512: batches[1:]}.get)
     before = copy_of(model)
     model.eval()
     state.phase = 1
@@ -506,7 +508,7 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
         assert torch.equal(memory[layer]["kept"][:256], rows[256:])
         if name == "snr":
             assert (memory[layer]["tau"] == 512).all()
-    del state.extras["last_inputs"]
+    state.batches = None
     state.phase = 2
     method.boundary(state)  # the hooks were there all the time
     method.close()

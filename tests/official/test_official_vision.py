@@ -21,12 +21,13 @@ from fire_core.methods import available, create
 from harness.config import compose, options, resolve
 from harness.domains import find
 from tests.tiny_nets import fill, images, labels, u
-from vision import data, evaluate, protocols
+from vision import evaluate, schedule
 from vision.images import Images, pixel_statistics
 from vision.models import build
 from vision.official import switches
-from vision.protocols import batch_indices, make_phases
-from vision.train import set_learning_rate, train
+from vision.protocols import make_phases
+from vision.schedule import batch_indices, set_learning_rate
+from vision.train import train
 
 VISION = find("vision")
 
@@ -349,14 +350,14 @@ def run(request, tmp_path_factory):
     images = Images(cfg.data.name, *parts, 3, ("a", "b", "c"), mean, std)
     seen, epoch_ended, base = [], [], available()["none"]
 
-    def make_batch(images, phase, indices, labels=None, *, test=False, plain=protocols.make_batch):
+    def make_batch(images, phase, indices, labels=None, *, test=False, plain=schedule.make_batch):
         inputs, wanted = plain(images, phase, indices, labels, test=test)
         seen.append(("test" if test else "look", indices.clone(), inputs.clone()))
         return inputs, wanted
 
     def boundary(self, state):
         net = state.nets["net"]
-        offered = [inputs.clone() for inputs in state.extras["last_inputs"](10)]
+        offered = [inputs.clone() for inputs in state.batches.last_inputs(10)]
         seen.append(("boundary", net.training, state.initial["net"], offered))
         return type(self).__mro__[1].boundary(self, state)
 
@@ -385,8 +386,8 @@ def run(request, tmp_path_factory):
     overrides += ["run.progress=false", "eval_batch_size=7", "batch_size=6"]
     overrides += [f"run.root={tmp_path_factory.mktemp('runs')}"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "load", lambda *_, **__: images)
-        for module in (protocols, evaluate):
+        patch.setattr(schedule, "load", lambda *_, **__: images)
+        for module in (schedule, evaluate):
             patch.setattr(module, "make_batch", make_batch)
         for call in (boundary, after_step, after_pass, after_evaluation):
             patch.setattr(base, call.__name__, call)

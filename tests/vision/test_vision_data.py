@@ -21,8 +21,9 @@ from fire_core import UserError
 from vision import data as vision_data
 from vision.data import load
 from vision.images import Images, pixel_statistics
-from vision.protocols import PhaseData, batch_indices, make_batch, make_phases, pick
+from vision.protocols import PhaseData, make_phases
 from vision.readers import read_class_folders
+from vision.schedule import batch_indices, make_batch, pick
 from vision.torchvision_import import import_torchvision
 
 

@@ -17,13 +17,7 @@ from vision.models.vit import ViT
 from vision.official.switches import pass_zeros
 from vision.torchvision_import import import_torchvision
 
-MODELS: dict[str, type[nn.Module]] = {
-    "resnet18": ResNet,
-    "vit_tiny": ViT,
-    "vgg16": VGG,
-    "mlp": MLP,
-    "cnn": CNN,
-}
+MODELS: dict[str, Any] = {"resnet18": ResNet, "vit_tiny": ViT, "vgg16": VGG, "mlp": MLP, "cnn": CNN}
 TIMM = "timm:"
 
 
@@ -38,9 +32,7 @@ def build(
     """
     given = own_settings(name, **settings)
     if name.startswith(TIMM):
-        return _from_timm(
-            name.removeprefix(TIMM), image_size, num_classes=classes, in_chans=channels, **given
-        )
+        return _from_timm(name, image_size, num_classes=classes, in_chans=channels, **given)
     return MODELS[name](classes=classes, channels=channels, image_size=image_size, **given)
 
 
@@ -59,21 +51,19 @@ def own_settings(name: str, **settings: Any) -> dict[str, Any]:
     return given
 
 
-def _from_timm(model: str, image_size: int, **arguments: Any) -> nn.Module:
+def _from_timm(name: str, image_size: int, **arguments: Any) -> nn.Module:
     import_torchvision()  # timm imports it in turn
     try:
         import timm
 
         try:
-            return timm.create_model(model, img_size=image_size, **arguments)
+            return timm.create_model(name.removeprefix(TIMM), img_size=image_size, **arguments)
         except TypeError:  # convolutional nets take no image size
-            return timm.create_model(model, **arguments)
+            return timm.create_model(name.removeprefix(TIMM), **arguments)
     except ImportError as error:
-        raise UserError(f"model timm:{model} needs the timm package: pip install timm") from error
+        raise UserError(f"model {name} needs the timm package: pip install timm") from error
     except (AssertionError, TypeError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"model timm:{model} cannot be built with {arguments} ({first_line(error)})"
-        ) from error
+        raise UserError(f"model {name} cannot be built with {arguments} ({first_line(error)})") from error
 
 
 def new_net(cfg: DictConfig, images: Images, device: torch.device) -> nn.Module:

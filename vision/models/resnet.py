@@ -16,9 +16,8 @@ class ResidualBlock(nn.Module):
         self.relu2 = nn.ReLU()
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+            scale = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(scale, nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.relu1(self.bn1(self.conv1(x)))
@@ -37,18 +36,16 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         del image_size  # any size works: the head comes after a global average
-        widths = [width, 2 * width, 4 * width, 8 * width]
         self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu1 = nn.ReLU()
         stages, inputs = [], width
-        for stage, outputs in enumerate(widths):
-            strides = [1 if stage == 0 else 2] + [1] * (depth - 1)
-            blocks = []
-            for stride in strides:
-                blocks.append(ResidualBlock(inputs, outputs, stride))
-                inputs = outputs
+        for stage in range(4):
+            outputs, stride = width * 2**stage, 1 if stage == 0 else 2
+            blocks = [ResidualBlock(inputs, outputs, stride)]
+            blocks += [ResidualBlock(outputs, outputs, 1) for _ in range(depth - 1)]
             stages.append(nn.Sequential(*blocks))
+            inputs = outputs
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.hidden = nn.Linear(inputs, inputs)
         self.relu2 = nn.ReLU()

@@ -29,20 +29,18 @@ class VGG(nn.Module):
             )
         layers: list[nn.Module] = []
         inputs = channels
-        for outputs, convolutions in zip(
-            (width, 2 * width, 4 * width, 8 * width, 8 * width), STAGES[depth], strict=True
-        ):
+        for factor, convolutions in zip((1, 2, 4, 8, 8), STAGES[depth], strict=True):
+            outputs = factor * width
             for _ in range(convolutions):
                 layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
                 inputs = outputs
             layers.append(nn.MaxPool2d(2))
         self.convolutions = nn.Sequential(*layers)
-        self.hidden = nn.Sequential(
+        first, second = (
             nn.Linear(inputs * (image_size // 32) ** 2, 16 * width),
-            nn.ReLU(),
             nn.Linear(16 * width, 16 * width),
-            nn.ReLU(),
         )
+        self.hidden = nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
         self.head = nn.Linear(16 * width, classes)
         self.head.is_head = True
 

@@ -98,9 +98,7 @@ class OfficialCBP(WatchesOutputs, ContinualBackprop):
         memory["age"][channels] = 0
         self.counts["recycled"] += len(chosen)
 
-    def before_recycling(
-        self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], chosen: Tensor
-    ) -> None:
+    def before_recycling(self, *arguments: Any) -> None:
         """Do nothing: the readers' biases stay."""
 
 

@@ -1,8 +1,7 @@
 """Hidden units as the official code sees them: every layer feeds the next one, and a unit is an output of the layer.
 
-The official code looks at the outputs of Linear and Conv2d before norm and activation, and keeps the last 512 samples
-of all forward passes, training and test. Here each sample is reduced to one row at once, and the last 512 rows are
-kept.
+The official code looks at the outputs of Linear and Conv2d before norm and activation, and keeps the last 512 samples of all
+passes, training and test. Here each sample is reduced to one row at once, and the last 512 rows are kept.
 """
 
 from __future__ import annotations
@@ -40,12 +39,9 @@ def is_attention(name: str) -> bool:
 def chain(net: nn.Module) -> list[UnitLayer]:
     """Return the watched layers, each of them read by the next one in the list, and the last one by none."""
     names = watched_layers(net)
-    modules: dict[str, Any] = dict(net.named_modules())
     readers = [*(((name, 1),) for name in names[1:]), ()]
-    return [
-        UnitLayer(name, len(modules[name].weight), (name,), (), outgoing)
-        for name, outgoing in zip(names, readers, strict=True)
-    ]
+    units = [len(net.get_parameter(f"{name}.weight")) for name in names]
+    return [UnitLayer(name, n, (name,), (), out) for name, n, out in zip(names, units, readers, strict=True)]
 
 
 def by_channel(output: Tensor) -> Tensor:
@@ -61,13 +57,13 @@ def last_rows(kept: Tensor, new: Tensor) -> Tensor:
 
 
 def inputs_for(method: Any, state: State, which: str) -> Any:
-    """Return the test or last inputs that vision/train.py offers. Raises UserError in a loop that does not."""
-    if which not in state.extras:
+    """Return the test or last inputs that `batches` of vision/train.py offers. Raises UserError in a loop without them."""
+    if not hasattr(state.batches, which):
         raise UserError(
-            f"{method.name}: variant=official looks at further images: set state.extras[{which!r}], or use "
-            "variant=published"
+            f"{method.name}: variant=official looks at further images: give attach() `batches` with a method {which}, or "
+            "use variant=published"
         )
-    return state.extras[which](KEPT)
+    return getattr(state.batches, which)(KEPT)
 
 
 class OutputRecorder:
@@ -125,9 +121,7 @@ class AfterTest:
     """
 
     _epoch_ended = False
-
-    def after_test(self, state: State) -> None:
-        raise NotImplementedError
+    after_test: Callable[[State], None]
 
     def after_pass(self, state: State) -> None:
         self._epoch_ended = True
@@ -146,8 +140,7 @@ class WatchesOutputs(AfterTest):
     more. This gives the same rows if the learning rate of that phase's last epoch was 0, as in Figure 2a.
     """
 
-    def reduce(self, layer: UnitLayer, output: Tensor) -> Tensor:
-        raise NotImplementedError
+    reduce: Callable[[UnitLayer, Tensor], Tensor]
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> OutputRecorder:
         return OutputRecorder(net, layers, self.reduce)

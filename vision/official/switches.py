@@ -1,7 +1,7 @@
 """The behaviour of the authors' vision code where ours differs by default: the switches of `compat=official`.
 
-The functions read no settings and keep no state. `vision/train.py` and `vision/protocols.py` call them if the switch
-(`schedule`, `splits`, `batch_norm_start`, `normalisation`) is `official`. docs/DEVIATIONS.md lists the switches.
+The functions read no settings and keep no state. They are called if their switch (`schedule`, `splits`, `batch_norm_start`,
+`normalisation`) is `official`. docs/DEVIATIONS.md lists the switches.
 """
 
 from __future__ import annotations
