@@ -55,10 +55,10 @@ def open_corpus(folder: Path, *, block: int, vocabulary: int, train_tokens: int 
     parts = {}
     for part in PARTS:
         tokens = np.memmap(folder / f"{part}.bin", manifest["dtype"], mode="r")
-        if len(tokens) != manifest["parts"][part]["tokens"]:
+        if len(tokens) != (wanted := manifest["parts"][part]["tokens"]):
             raise UserError(
-                f"{folder}/{part}.bin has {len(tokens)} tokens, its manifest says {manifest['parts'][part]['tokens']}: "
-                f"delete {folder} and prepare the corpus again"
+                f"{folder}/{part}.bin has {len(tokens)} tokens, its manifest says {wanted}: delete {folder} and prepare the "
+                "corpus again"
             )
         parts[part] = tokens[: train_tokens if part == "train" else None]
         if len(parts[part]) <= block:
@@ -114,12 +114,10 @@ class Mixture:
         """
         random = generator(self.seed, "data", self.phase, iteration, micro)
         position = float(torch.rand((), generator=random, dtype=torch.float64))
-        chosen = min(
-            int(np.searchsorted(np.cumsum(self.shares), position, side="right")), len(self.corpora) - 1
-        )
-        tokens = self.corpora[chosen].train
-        starts = torch.randint(len(tokens) - self.block, (self.batch_size,), generator=random)
-        return _windows(tokens, starts.tolist(), self.block, self.corpora[chosen].answers.get("train"))
+        chosen = int(np.searchsorted(np.cumsum(self.shares), position, side="right"))
+        corpus = self.corpora[min(chosen, len(self.corpora) - 1)]
+        starts = torch.randint(len(corpus.train) - self.block, (self.batch_size,), generator=random)
+        return _windows(corpus, "train", starts.tolist(), self.block)
 
 
 def validation_batches(
@@ -128,19 +126,15 @@ def validation_batches(
     """Yield inputs and targets (up to batch_size, block) of the first `limit` validation windows, in order."""
     starts = list(range(0, len(corpus.validation) - block, block))[:limit]
     for first in range(0, len(starts), batch_size):
-        yield _windows(
-            corpus.validation, starts[first : first + batch_size], block, corpus.answers.get("validation")
-        )
+        yield _windows(corpus, "validation", starts[first : first + batch_size], block)
 
 
-def _windows(
-    tokens: np.ndarray, starts: list[int], block: int, counted: np.ndarray | None
-) -> tuple[Tensor, Tensor]:
-    def cut(row: np.ndarray) -> np.ndarray:
-        return np.stack([row[start : start + block + 1] for start in starts])
+def _windows(corpus: Corpus, part: str, starts: list[int], block: int) -> tuple[Tensor, Tensor]:
+    def cut(row: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.stack([row[start : start + block + 1] for start in starts]))
 
-    windows = torch.from_numpy(cut(tokens).astype(np.int64))
+    windows = cut(getattr(corpus, part)).long()
     inputs, targets = windows[:, :-1], windows[:, 1:]
-    if counted is None:
-        return inputs, targets
-    return inputs, torch.where(torch.from_numpy(cut(counted))[:, 1:], targets, IGNORED)
+    if part in corpus.answers:
+        targets = torch.where(cut(corpus.answers[part])[:, 1:], targets, IGNORED)
+    return inputs, targets

@@ -88,14 +88,9 @@ class SelfAttention(nn.Module):
         else:
             parts = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
         q, k, v = (p.view(batch, time, -1, self.shape.head_width).transpose(1, 2) for p in parts)
-        mixed = functional.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            is_causal=True,
-            dropout_p=self.shape.dropout if self.training else 0.0,
-            enable_gqa=self.shape.groups != self.shape.heads,
-        )
+        rule = {"dropout_p": self.shape.dropout if self.training else 0.0, "is_causal": True}
+        gqa = self.shape.groups != self.shape.heads
+        mixed = functional.scaled_dot_product_attention(q, k, v, **rule, enable_gqa=gqa)
         return self.c_proj(mixed.transpose(1, 2).reshape(batch, time, width))
 
 
@@ -105,13 +100,11 @@ class FeedForward(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.activation = shape.activation
-        hidden = 4 * shape.width
-        if shape.activation == "swiglu":
-            hidden = 32 * math.ceil(8 * shape.width / 3 / 32)
-            self.c_fc = nn.Linear(shape.width, 2 * hidden, bias=shape.bias)
+        gated = shape.activation == "swiglu"
+        hidden = 32 * math.ceil(8 * shape.width / 3 / 32) if gated else 4 * shape.width
+        self.c_fc = nn.Linear(shape.width, 2 * hidden if gated else hidden, bias=shape.bias)
+        if gated:
             self.c_fc.fused_rows = {"gate": hidden, "up": hidden}
-        else:
-            self.c_fc = nn.Linear(shape.width, hidden, bias=shape.bias)
         self.c_proj = nn.Linear(hidden, shape.width, bias=shape.bias)
         # a module, so that dormant units can be counted by hooks
         self.act = {"gelu": nn.GELU, "squared_relu": nn.ReLU, "swiglu": nn.SiLU}[shape.activation]()
@@ -204,8 +197,9 @@ def adamw(net: nn.Module, *, betas: tuple[float, float], weight_decay: float) ->
     The learning rate is 0 until the loop sets it, before each step.
     """
     parameters = [p for p in net.parameters() if p.requires_grad]
+    matrices, vectors = ([p for p in parameters if (p.dim() >= 2) == large] for large in (True, False))
     groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=True)

@@ -70,18 +70,9 @@ def _write(
     source: Source, tokenizer: TextTokenizer, folder: Path, made_from: dict[str, Any], progress: bool
 ) -> None:
     dtype = "uint16" if tokenizer.vocabulary <= 2**16 else "uint32"
-    manifest: dict[str, Any] = {
-        "name": source.name,
-        "source": made_from["source"],
-        "tokenizer": {
-            "name": tokenizer.name,
-            "vocabulary": tokenizer.vocabulary,
-            "end_of_text": tokenizer.end_of_text,
-        },
-        "made_from": made_from,
-        "dtype": dtype,
-        "parts": {},
-    }
+    known = {key: getattr(tokenizer, key) for key in ("name", "vocabulary", "end_of_text")}
+    manifest: dict[str, Any] = {"name": source.name, "source": made_from["source"], "tokenizer": known}
+    manifest |= {"made_from": made_from, "dtype": dtype, "parts": {}}
     if source.answer:
         [manifest["answer"]] = tokenizer.encode_batch([source.answer])[0]
     for part in PARTS:
@@ -124,10 +115,10 @@ def main() -> None:
         source = open_source(text, options.validation_share, options.field, options.split)
         folder = prepare(source, options.tokenizer, options.out, documents=options.documents)
         parts = read_manifest(folder)["parts"]
-        counts = ", ".join(
-            f"{part} {p['tokens']:,} tokens in {p['documents']:,} documents" for part, p in parts.items()
-        )
-        print(f"{folder}: {counts}", flush=True)
+        counts = [
+            f"{name} {p['tokens']:,} tokens in {p['documents']:,} documents" for name, p in parts.items()
+        ]
+        print(f"{folder}: {', '.join(counts)}", flush=True)
         expected = PUBLISHED_TOKENS.get((source.name, options.tokenizer))
         if expected and options.documents is None and parts["train"]["tokens"] != expected:
             raise UserError(

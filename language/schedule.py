@@ -22,25 +22,25 @@ from language.sources import MADE, SHIPPED, open_source
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase. iterations: length of its schedule. stop_at: iterations trained. high, low: range of the rate."""
+    """One phase. iterations: length of its schedule. stop_at: iterations trained. eval_every, save_at: its settings."""
 
     index: int
     name: str
     mixture: Mixture
     iterations: int
     stop_at: int
-    warmup: int
     eval_every: int
     save_at: tuple[int, ...]
-    high: float
-    low: float
+    cfg: DictConfig  # of the run
 
     def rate(self, iteration: int) -> float:
-        """Return the learning rate: a linear rise to `high`, then half a cosine down to `low` at `iterations`."""
-        if iteration < self.warmup:
-            return self.high * (iteration + 1) / (self.warmup + 1)
-        done = (iteration - self.warmup) / max(1, self.iterations - self.warmup)
-        return self.low + 0.5 * (1 + math.cos(math.pi * min(1.0, done))) * (self.high - self.low)
+        """Return the learning rate: a linear rise, then half a cosine down to the final rate at `iterations`."""
+        high, low = self.cfg.learning_rate, self.cfg.final_learning_rate
+        warmup = min(int(self.cfg.warmup_share * self.iterations), self.cfg.warmup_limit)
+        if iteration < warmup:
+            return high * (iteration + 1) / (warmup + 1)
+        done = (iteration - warmup) / max(1, self.iterations - warmup)
+        return low + 0.5 * (1 + math.cos(math.pi * min(1.0, done))) * (high - low)
 
     def batch(self, iteration: int, micro: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of one micro-batch on `device`."""
@@ -59,30 +59,23 @@ def open_corpora(cfg: DictConfig, world: World) -> tuple[Corpus, Corpus]:
     """
     if not world.is_leader:
         world.from_leader(None)
+    root, made = Path(cfg.run.data_root) / "language", (cfg.corpus.tokenizer, cfg.corpus.documents)
     opened = []
-    for key in ("a", "b"):
-        entry = cfg.corpus[key]
-        root = Path(cfg.run.data_root) / "language"
-        folder = root / folder_name(entry.name, cfg.corpus.tokenizer, cfg.corpus.documents)
+    for entry in (cfg.corpus.a, cfg.corpus.b):
+        folder = Path(entry.folder or root / folder_name(entry.name, *made))
         if entry.folder is None and entry.name in (*SHIPPED, *MADE):
-            source, documents = open_source(entry.name), cfg.corpus.documents
-            prepare(source, cfg.corpus.tokenizer, root, documents=documents, progress=False)
-        opened.append(
-            open_corpus(
-                Path(entry.folder) if entry.folder else folder,
-                block=cfg.model.block,
-                vocabulary=cfg.model.vocabulary,
-                train_tokens=entry.train_tokens,
-            )
-        )
+            prepare(open_source(entry.name), made[0], root, documents=made[1], progress=False)
+        sizes = {"block": cfg.model.block, "vocabulary": cfg.model.vocabulary}
+        opened.append(open_corpus(folder, **sizes, train_tokens=entry.train_tokens))
     if world.is_leader:
         world.from_leader(None)
-    if opened[0].manifest["tokenizer"] != opened[1].manifest["tokenizer"]:
-        names = [corpus.manifest["tokenizer"]["name"] for corpus in opened]
+    a, b = opened
+    if a.manifest["tokenizer"] != b.manifest["tokenizer"]:
+        names = ", ".join(corpus.manifest["tokenizer"]["name"] for corpus in opened)
         raise UserError(
-            f"corpora A and B were prepared with different tokenizers ({names[0]}, {names[1]}): use one for both"
+            f"corpora A and B were prepared with different tokenizers ({names}): use one for both"
         )
-    return opened[0], opened[1]
+    return a, b
 
 
 def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePlan]:
@@ -98,10 +91,8 @@ def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePl
         shares = (entry.share_a, 1.0 - entry.share_a)
         mixed = Mixture(corpora, shares, block, cfg.batch_size, seed_of(cfg, index), index)
         per_iteration = cfg.accumulation * cfg.batch_size * block
-        iterations = entry.iterations
-        if iterations is None:
-            iterations = int(entry.passes * mixed.tokens / per_iteration)
-        stop_at = iterations if entry.stop_at is None else min(entry.stop_at, iterations)
+        iterations = entry.iterations or int(entry.passes * mixed.tokens / per_iteration)
+        stop_at = min(entry.stop_at or iterations, iterations)
         stop_at = stop_at if index == 0 else part_of(cfg, stop_at)
         if stop_at < 1:
             raise UserError(
@@ -110,20 +101,8 @@ def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePl
         save_at = tuple(entry.save_at or ())
         if any(iteration > stop_at for iteration in save_at):
             raise UserError(f"{key}.save_at={list(save_at)}: the phase ends at iteration {stop_at}")
-        plans.append(
-            PhasePlan(
-                index=index,
-                name=key,
-                mixture=mixed,
-                iterations=iterations,
-                stop_at=stop_at,
-                warmup=min(int(cfg.warmup_share * iterations), cfg.warmup_limit),
-                eval_every=entry.eval_every or max(1, min(2000, iterations // 20)),
-                save_at=save_at,
-                high=cfg.learning_rate,
-                low=cfg.final_learning_rate,
-            )
-        )
+        eval_every = entry.eval_every or max(1, min(2000, iterations // 20))
+        plans.append(PhasePlan(index, key, mixed, iterations, stop_at, eval_every, save_at, cfg))
     fork, known = str(cfg.boundary.fork), ("best", "last", *map(str, plans[0].save_at))
     if fork not in known:
         raise UserError(

@@ -106,7 +106,8 @@ def test_processes_that_do_not_divide_the_micro_batches_are_refused():
 
 def test_learning_rate_by_hand():
     source = Mixture((), (), block=1, batch_size=1, seed=1, phase=0)
-    plan = PhasePlan(0, "phase_1", source, 110, 110, 10, 1, (), high=1.0, low=0.2)
+    rates = {"learning_rate": 1.0, "final_learning_rate": 0.2, "warmup_share": 0.1, "warmup_limit": 10}
+    plan = PhasePlan(0, "phase_1", source, 110, 110, 1, (), OmegaConf.create(rates))
     assert [plan.rate(0), plan.rate(9)] == pytest.approx([1 / 11, 10 / 11])
     assert [plan.rate(10), plan.rate(60), plan.rate(110)] == pytest.approx([1.0, 0.6, 0.2])
 
