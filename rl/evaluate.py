@@ -1,8 +1,7 @@
 """Evaluation of a policy in fresh environments.
 
-Environments need `count`, `reset() -> observations` and `step(actions) -> step`, where the step has the fields
-`observations`, `rewards`, `terminated` and `truncated` (arrays over the environments). For `play_steps`, an
-environment must also start its next episode in the `step` that ends one.
+Environments need `count`, `reset() -> observations` and `step(actions)`, whose result has `observations`, `rewards`,
+`terminated` and `truncated` (arrays). For `play_steps`, they start the next episode in the step that ends one.
 """
 
 from collections.abc import Callable
@@ -33,27 +32,20 @@ class Evaluation:
 
     def summary(self) -> dict[str, float]:
         """Return statistics of the returns, mean length and number of the episodes, for the log."""
-        if not self.returns:
-            return {"eval_return": 0.0, "eval_episodes": 0, "eval_unfinished": self.unfinished}
-        return {
-            "eval_return": self.mean,
-            "eval_return_std": float(np.std(self.returns)),
-            "eval_return_min": float(np.min(self.returns)),
-            "eval_return_max": float(np.max(self.returns)),
-            "eval_length": float(np.mean(self.lengths)),
-            "eval_episodes": len(self.returns),
-            "eval_unfinished": self.unfinished,
-        }
+        figures = {"eval_return": self.mean}
+        if self.returns:
+            figures["eval_return_std"] = float(np.std(self.returns))
+            figures |= {"eval_return_min": min(self.returns), "eval_return_max": max(self.returns)}
+            figures["eval_length"] = float(np.mean(self.lengths))
+        return figures | {"eval_episodes": len(self.returns), "eval_unfinished": self.unfinished}
 
 
 def play_episodes(environments: Any, policy: Policy, episodes: int, max_steps: int) -> Evaluation:
     """Play exactly `episodes` episodes, in rounds of one per environment, and return the result.
 
-    `policy` maps observations (n, ...) to actions (n, ...). Within a round, environments whose episode has ended wait
-    for the others, so that short episodes are not counted more often than long ones. An episode that still runs after
-    `max_steps` steps is cut off and counted with its return so far.
-
-    `episodes` is a multiple of the number of environments.
+    `policy` maps observations (n, ...) to actions (n, ...). `episodes` is a multiple of the number of environments. Within a
+    round, those whose episode has ended wait for the others, so that short episodes are not counted more often than long
+    ones. An episode that still runs after `max_steps` steps is cut off and counted with its return so far.
     """
     result = Evaluation()
     for _ in range(episodes // environments.count):

@@ -4,8 +4,6 @@ A backend has `actions`, `reset(chosen)`, `step(actions)`, `state_dict` and `loa
 added by `rl/dqn/env.py`; rewards are clipped in `rl/dqn/train.py`.
 """
 
-from collections import deque
-
 import numpy as np
 import torch
 
@@ -13,7 +11,7 @@ from fire_core.errors import UserError, did_you_mean
 
 CATCH = "catch"
 LONGEST = 27_000  # agent steps of an Atari episode
-RESEED_AFTER = 5000  # agent steps between seeded starts of an emulator, which bounds the cost of a resume
+RESEED_AFTER = 5000  # steps and resets between seeded starts of an emulator: a resume plays them again
 
 
 class AtariBackend:
@@ -41,44 +39,31 @@ class AtariBackend:
     ):
         import ale_py
 
-        self.names = ale_py.roms.get_all_rom_ids()
-        if game not in self.names:
-            raise UserError(f"unknown game {game!r}{did_you_mean(game, [CATCH, *self.names])}")
+        if game not in (names := ale_py.roms.get_all_rom_ids()):
+            raise UserError(f"unknown game {game!r}{did_you_mean(game, [CATCH, *names])}")
         self.count, self.frame_shape, self.seed = count, frame_shape, seed
-        self.games = ale_py.AtariVectorEnv(
-            game,
-            num_envs=count,
-            num_threads=threads,
-            img_height=frame_shape[0],
-            img_width=frame_shape[1],
-            stack_num=1,
-            frameskip=4,
-            maxpool=True,
-            grayscale=not grey_last,
-            noop_max=0,
-            use_fire_reset=False,
-            episodic_life=False,
-            reward_clipping=False,
-            repeat_action_probability=0.0,
-            max_num_frames_per_episode=4 * LONGEST,
-            autoreset_mode="NextStep",  # has no effect: `reset` is always called first
-        )
+        rules = {"frameskip": 4, "maxpool": True, "max_num_frames_per_episode": 4 * LONGEST}
+        rules |= {"noop_max": 0, "use_fire_reset": False, "episodic_life": False, "reward_clipping": False}
+        look = {"img_height": frame_shape[0], "img_width": frame_shape[1], "stack_num": 1}
+        look |= {"grayscale": not grey_last}
+        self.games = ale_py.AtariVectorEnv(game, count, num_threads=threads, **look, **rules)
         self.actions = int(self.games.single_action_space.n)
         self.starts = [0] * count
+        # of each emulator, the actions since its last seeded start: `~action` where a reset followed
         self.history: list[list[int]] = [[] for _ in range(count)]
 
     def reset(self, chosen: np.ndarray | None = None) -> np.ndarray:
         """Start new episodes where `chosen` (n,) bool is true (None: everywhere, seeded). Return frames (n, h, w)
         uint8, of which only those of the new episodes are meaningful."""
-        at_start = chosen is None
+        calls = [len(history) + sum(item < 0 for item in history) for history in self.history]
+        seeded = np.array(calls) >= (0 if chosen is None else RESEED_AFTER)
         chosen = np.ones(self.count, bool) if chosen is None else chosen
-        seeded = np.array([at_start or len(history) >= RESEED_AFTER for history in self.history])
         for index in np.flatnonzero(chosen):
             if seeded[index]:
                 self.starts[index] += 1
                 self.history[index] = []
             else:
-                self.history[index].append(RESET)
+                self.history[index][-1] = ~self.history[index][-1]
         return self._start(chosen & ~seeded) + self._start(chosen & seeded, seeded=True)
 
     def _start(self, chosen: np.ndarray, seeded: bool = False) -> np.ndarray:
@@ -107,26 +92,18 @@ class AtariBackend:
         """Restore the stored state of every emulator by playing its history again, at about 2000 steps a second."""
         self.starts = list(state["starts"])
         self.history = [items.tolist() for items in state["history"]]
-        ahead = [deque(history) for history in self.history]
-        lengths = np.array([sum(item != RESET for item in history) for history in self.history])
+        lengths = np.array([len(history) for history in self.history])
         self.games.reset(seed=np.arange(self.count))
         for left in range(
-            lengths.max(), -1, -1
-        ):  # those with fewer actions start later, so that all end together
+            lengths.max(), 0, -1
+        ):  # those with fewer steps start later, so that all end together
             self._start(lengths == left, seeded=True)
-            resets, actions = np.zeros(self.count, bool), np.zeros(self.count, np.int64)
+            items = np.zeros(self.count, np.int64)
             for index in np.flatnonzero(lengths >= left):
-                while ahead[index] and ahead[index][0] == RESET:
-                    resets[index] = True
-                    ahead[index].popleft()
-                if left:
-                    actions[index] = ahead[index].popleft()
-            self._start(resets)
-            if left:
-                self.games.step(actions)
-
-
-RESET = -1
+                items[index] = self.history[index][-left]
+            self.games.step(np.where(items < 0, ~items, items))
+            self._start(items < 0)
+        self._start(lengths == 0, seeded=True)
 
 
 def _frames(observations: np.ndarray) -> np.ndarray:

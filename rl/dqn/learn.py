@@ -15,12 +15,9 @@ from rl.replay import Batch
 class Learner:
     """The networks and the constants of an update.
 
-    Args:
-        net, target: the trained network and the one that targets come from.
-        discount: factor of the value one step later.
-        double: whether `net` chooses the next action and `target` only values it.
-        precision: "bf16" runs both networks up to their last layer under bfloat16 autocast.
-        compile: whether loss and gradients run as one compiled graph, see `rl.captured`.
+    target: the network that targets come from. discount: factor of the value one step later. double: whether `net` chooses
+    the next action and `target` only values it. precision: "bf16" runs both networks up to their last layer under bfloat16
+    autocast. compile: whether loss and gradients run as one compiled graph, see `rl.captured`.
     """
 
     net: nn.Module

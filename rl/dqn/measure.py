@@ -17,12 +17,10 @@ from rl.replay import Batch
 
 @torch.no_grad()
 def measure_network(learner: Learner, probe: Batch) -> dict[str, float]:
-    """Return dormant share, feature rank, norms of weights and gradient, and DfI of the trained network on the
-    transitions `probe`.
+    """Return dormant share, feature rank, norms and DfI of the trained network on the transitions `probe`.
 
-    `probe_gradient_norm` is the norm of the gradient of the TD loss on all of them. `dfi_<parameter>` is the mean over
-    the matrices of one stored weight (the taps of a convolution). Gradients stored in the parameters are not changed.
-    Raises UserError where a weight is not finite.
+    `probe_gradient_norm` is the norm of the gradient of the TD loss on all of them. `dfi_<parameter>` is the mean over the
+    matrices of one stored weight (the taps of a convolution). Raises UserError where a weight is not finite.
     """
     net = learner.net
     if not all(bool(parameter.isfinite().all()) for parameter in net.parameters()):
@@ -55,14 +53,14 @@ class Window:
         self.count += 1
 
     def close(self, step: int, net: nn.Module) -> dict[str, float]:
-        """Return the averages of the window, with the gradient norm of its last update, and start a new window. Raises
-        UserError if the loss is not finite."""
+        """Return the averages of the window and the gradient norm of its last update, and start a new window.
+
+        Raises UserError if the loss is not finite."""
         figures: dict[str, float] = {"train_episodes": len(self.episodes)}
         if self.episodes:
-            scores = [score for score, _ in self.episodes]
+            scores, lengths = zip(*self.episodes)
             figures["train_return"] = self.train_return = float(np.mean(scores))
-            figures["train_return_max"] = float(np.max(scores))
-            figures["train_length"] = float(np.mean([length for _, length in self.episodes]))
+            figures |= {"train_return_max": max(scores), "train_length": float(np.mean(lengths))}
         if self.count:
             figures["td_loss"] = float(self.loss) / self.count
             figures["mean_target"] = float(self.value) / self.count

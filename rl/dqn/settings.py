@@ -67,9 +67,8 @@ def check(cfg: DictConfig) -> None:
     n = cfg.env.environments
     if not 0 < cfg.midpoint < cfg.total_steps:
         raise UserError(f"midpoint={cfg.midpoint} must lie between 0 and total_steps={cfg.total_steps}")
-    counted = ["total_steps", "midpoint", "log_every", "eval_every", "learning_starts"]
-    counted += ["replay_capacity", "target_every"]
-    counted += ["random_episodes"] if cfg.compat == "official" else ["random_episodes", "eval_episodes"]
+    counted = ["total_steps", "midpoint", "log_every", "eval_every", "learning_starts", "replay_capacity"]
+    counted += ["target_every", "random_episodes", *([] if cfg.compat == "official" else ["eval_episodes"])]
     for name in counted:
         if cfg[name] % n:
             raise UserError(

@@ -58,11 +58,7 @@ def train(cfg: DictConfig) -> None:
     streams = NumpyStreams(cfg.seed, "policy", "replay")
     updates = round(cfg.updates_per_transition * games.count)
     at = session.at
-    at |= {
-        "updates": 0,
-        "figures": {},
-        "probe": None,
-    }  # the probe: transitions on which plasticity is measured
+    at |= {"updates": 0, "figures": {}, "probe": None}  # transitions on which plasticity is measured
     official = cfg.compat == "official"
     treatment = session.attach(
         {"net": net},

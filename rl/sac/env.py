@@ -96,12 +96,8 @@ class Task:
 
 
 def open_environment(name: str) -> gymnasium.Env:
-    """Return the environment of a registered id. Raises UserError if it cannot be made, which lists the H1 tasks for an
-    unknown one of them."""
+    """Return the environment of a registered id. Raises UserError if it cannot be made."""
     say_warnings_once()
-    known = [identifier for identifier in gymnasium.registry if identifier.startswith("h1-")]
-    if name.startswith("h1-") and name not in known:
-        raise UserError(f"env {name!r} does not exist: choose one of {', '.join(known)}")
     with warnings.catch_warnings():
         # Older versions of MuJoCo tasks still run as they are.
         warnings.simplefilter("ignore", DeprecationWarning)

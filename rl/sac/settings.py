@@ -19,11 +19,7 @@ class ControlTask:
 class ActorKeys:
     width: int = key("features", least=1)
     blocks: int = key("residual blocks, or hidden layers after the first where norm is none", least=0)
-    norm: str | None = key(
-        "layer: SimBa's LayerNorm; none: a plain network; null: layer",
-        choices=(None, "layer", "none"),
-        added=True,
-    )
+    norm: str | None = key("none: a plain network; null: layer", choices=(None, "layer", "none"), added=True)
 
 
 @dataclass
@@ -43,10 +39,7 @@ class Sac(Keys):
     actor: ActorKeys = group(ActorKeys)
     critic: CriticKeys = group(CriticKeys)
     boundary: SacBoundary = group(SacBoundary)
-    compat: str = key(
-        "fair: under method=none, too, the boundary renews what it renews for others",
-        choices=("fair", "official"),
-    )
+    compat: str = key("fair: the boundary renews the same under method=none", choices=("fair", "official"))
     steps: int = key("agent steps: environment steps divided by env.action_repeat", least=1)
     midpoint: int = key("agent steps before the boundary", least=1)
     learning_starts: int = key("agent steps of random actions before the first update", least=0)
@@ -60,22 +53,12 @@ class Sac(Keys):
     discount: float = key("discount of later rewards", least=0, most=1)
     tau: float = key("share of the critics that the target critics take over in an update", least=0, most=1)
     temperature: float = key("initial entropy temperature", above=0, most=1e6)
-    target_entropy: float = key(
-        "the target entropy is minus this, times the number of actions", least=0, most=1e6
-    )
+    target_entropy: float = key("the target is minus this, times the number of actions", least=0, most=1e6)
     precision: str = key(
-        "precision of updates; tf32: TF32 in all products on GPUs; bf16: output layers and losses stay fp32",
-        choices=("fp32", "tf32", "bf16"),
+        "of updates; in bf16, output layers and losses are fp32", choices=("fp32", "tf32", "bf16")
     )
-    stack: int = key(
-        "runs of a sweep that one process of this machine trains together, with one update for all",
-        least=1,
-        numbers=False,
-    )
-    workers: bool = key(
-        "simulate each task in a process of its own, so that the runs of a stack simulate at the same time",
-        numbers=False,
-    )
+    stack: int = key("runs of a sweep that one process trains together", least=1, numbers=False)
+    workers: bool = key("simulate each task of a stack in a process of its own", numbers=False)
 
 
 def check(cfg: DictConfig) -> None:

@@ -56,10 +56,8 @@ class Stack:
     def __init__(self, learners: Sequence[Learner]):
         self.learners = learners
         trained = {id(p) for parameters in learners[0].trained.values() for p in parameters}
-        nets = {
-            name: joined([each.nets()[name] for each in learners], trained) for name in learners[0].nets()
-        }
-        self.whole = replace(learners[0], **nets)
+        nets = {name: [each.nets()[name] for each in learners] for name in learners[0].nets()}
+        self.whole = replace(learners[0], **{name: joined(each, trained) for name, each in nets.items()})
         self.addresses = addresses(learners)
 
     def holds(self, learners: Sequence[Learner]) -> bool:
@@ -74,16 +72,11 @@ class Stack:
             figures, gradients = self.whole.passes[stage](self.whole, batch, torch.stack(noises))
         parts: dict[str, list[tuple[Tensor, ...]]] = {}
         for name, found in gradients.items():
-            own = self.learners[0].trained[name]
-            split = [
-                all_.view(len(batches), *one.shape).unbind() for all_, one in zip(found, own, strict=True)
-            ]
+            shapes = [one.shape for one in self.learners[0].trained[name]]
+            split = [each.view(len(batches), *shape) for each, shape in zip(found, shapes, strict=True)]
             parts[name] = list(zip(*split))
         return [
-            (
-                {name: figure[i] for name, figure in figures.items()},
-                {name: part[i] for name, part in parts.items()},
-            )
+            tuple({name: each[i] for name, each in results.items()} for results in (figures, parts))
             for i in range(len(batches))
         ]
 
@@ -104,13 +97,10 @@ def joined(modules: Sequence[nn.Module], trained: set[int]) -> nn.Module:
         *stack, width = first.weight.shape
         made = StackedLayerNorm(count * math.prod(stack), width)
     else:
-        made.__dict__["_parameters"] = {
-            name: nn.Parameter(p.new_zeros(count, *p.shape)) for name, p in own.items()
-        }
-        made.__dict__["_modules"] = {
-            name: joined([module.get_submodule(name) for module in modules], trained)
-            for name, _ in first.named_children()
-        }
+        stacked = {name: nn.Parameter(p.new_zeros(count, *p.shape)) for name, p in own.items()}
+        parts = {name: [each.get_submodule(name) for each in modules] for name, _ in first.named_children()}
+        inner = {name: joined(part, trained) for name, part in parts.items()}
+        made.__dict__.update(_parameters=stacked, _modules=inner)
     for name, parameter in made.named_parameters(recurse=False):
         parameter.data = parameter.data.to(own[name])
         for module, part in zip(modules, parameter.data.chunk(count)):

@@ -82,19 +82,10 @@ def build(cfg: DictConfig, observations: int, actions: int, device: torch.device
     actor = Actor(*sizes, cfg.actor.width, cfg.actor.blocks, draw, actor_norm).to(device)
     draw, shape = generator(cfg.seed, "init", "critics"), (cfg.critic.width, cfg.critic.blocks)
     critics = Critics(*sizes, *shape, cfg.critic.count, draw, critic_norm).to(device)
-    return Learner(
-        actor=actor,
-        critics=critics,
-        target=deepcopy(critics),
-        temperature=Temperature(cfg.temperature).to(device),
-        discount=cfg.discount,
-        tau=cfg.tau,
-        target_entropy=-cfg.target_entropy * actions,
-        learning_rate=cfg.learning_rate,
-        weight_decay=cfg.weight_decay,
-        precision=cfg.precision,
-        compile=cfg.compile,
-    )
+    temperature, target_entropy = Temperature(cfg.temperature).to(device), -cfg.target_entropy * actions
+    names = ("discount", "tau", "learning_rate", "weight_decay", "precision", "compile")
+    rest = {name: cfg[name] for name in names}
+    return Learner(actor, critics, deepcopy(critics), temperature, target_entropy=target_entropy, **rest)
 
 
 def critic_target(learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
@@ -179,10 +170,9 @@ def update(
     before_step("critics")
     learner.optimizers["critics"].step()
 
+    slow, fast = (list(net.parameters()) for net in (learner.target, learner.critics))
     with torch.no_grad():
-        torch._foreach_lerp_(
-            list(learner.target.parameters()), list(learner.critics.parameters()), learner.tau
-        )
+        torch._foreach_lerp_(slow, fast, learner.tau)
     return figures | {"temperature": learner.temperature().detach()}
 
 

@@ -87,7 +87,7 @@ class HumanoidEnv(gymnasium.Env):
     def terminated(self) -> bool:
         """Return whether the robot is too low or, with the board, there is a forbidden contact."""
         low = bool(self.data.qpos[2] < self.task.lowest_pelvis)
-        return low or self.task.board and any(map(self._forbidden, self.data.contact.geom))
+        return low or (self.task.board and any(map(self._forbidden, self.data.contact.geom)))
 
     def _forbidden(self, pair: np.ndarray) -> bool:
         """Return whether the pivot touches anything but floor and board, or the floor anything but the pivot."""
