@@ -80,7 +80,7 @@ $(SWEEPS): %-sweep: $$(call with,suite $$* $(meshes))
 		run.root=$(RUNS) run.jobs=$(JOBS) $(OVERRIDES) || status=$$?; \
 	$(PY) -m analysis tables --experiment $(experiments) --size $(SIZE) --root $(RUNS) $(expected) || status=$$?; exit $$status
 data: $(call with,suite vision) ## download image data ahead of time: DATA=cifar10,cifar100,tiny_imagenet
-	$(PY) -m vision.prepare $(or $(subst $(comma),$(space),$(DATA)),cifar10 cifar100 tiny_imagenet)
+	$(PY) -m vision.data $(or $(subst $(comma),$(space),$(DATA)),cifar10 cifar100 tiny_imagenet)
 paper: install-all ## every run of the paper, the most informative first: PLAN=1 prints the plan, BUDGET=30h limits the time
 	$(PY) -m harness.campaign paper run.root=$(RUNS) $(if $(filter command%,$(origin JOBS)),run.jobs=$(JOBS)) \
 		$(if $(PLAN),--plan) $(if $(BUDGET),--budget $(BUDGET)) $(OPTIONS)

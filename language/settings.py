@@ -12,7 +12,6 @@ from harness.trial import TrialKeys
 from language.model import Shape
 
 SHORTEST_OF_QUESTIONS = 32  # tokens in the shortest window
-BETAS = "give two numbers from 0 to below 1, as in betas=[0.9,0.95]"
 
 
 @dataclass
@@ -89,7 +88,7 @@ class Language(Keys):
 def check_settings(cfg: DictConfig) -> Shape:
     """Return the shape of the model. Raises UserError for settings that do not fit together."""
     if len(cfg.betas) != 2 or not all(beta < 1 for beta in cfg.betas):
-        raise UserError(f"betas={cfg.betas}: {BETAS}")
+        raise UserError(f"betas={cfg.betas}: give two numbers from 0 to below 1, as in betas=[0.9,0.95]")
     for phase in ("phase_1", "phase_2"):
         passes, iterations = cfg[phase].passes, cfg[phase].iterations
         if (passes is None) == (iterations is None):

@@ -6,6 +6,8 @@ batch = images.normalise(images.train_images[indices])
 
 from __future__ import annotations
 
+import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fire_core.errors import UserError, first_line
+from fire_core.errors import UserError, first_line, print_error
 from fire_core.files import remove_torn, written_aside
 from harness.runs.folders import FolderLock
 from vision.images import Images, pixel_statistics
@@ -176,3 +178,20 @@ def _with_size(images: Tensor, size: int | None, fit: str) -> Tensor:
     how = {"size": (size, size), "mode": "bilinear", "antialias": True}
     parts = (functional.interpolate(part.float(), **how) for part in images.split(4096))
     return torch.cat([part.round_().to(torch.uint8) for part in parts])
+
+
+def main() -> None:
+    """Download published data sets ahead of training; exit with code 2 if one could not be had or read."""
+    parser = argparse.ArgumentParser(description="Download image data ahead of training.")
+    parser.add_argument("names", nargs="+", choices=PUBLISHED, metavar="NAME", help=", ".join(PUBLISHED))
+    for name in parser.parse_args().names:
+        try:
+            arrays = download(name)
+        except UserError as error:
+            print_error(error)
+            sys.exit(2)
+        print(f"{name}: {len(arrays.train_labels):,} training and {len(arrays.test_labels):,} test images")
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 
-def activation(channels: int, norm: str | None) -> list[nn.Module]:
+def activation(channels: int, norm: str) -> list[nn.Module]:
     """Return ReLU, after LayerNorm if `norm` is "layer".
 
     Its mean and variance are those of all values of one sample, (channels,) or (channels, height, width), and its gains
@@ -20,14 +20,7 @@ class MLP(nn.Module):
     """
 
     def __init__(
-        self,
-        *,
-        classes: int,
-        channels: int = 1,
-        image_size: int = 28,
-        width: int = 256,
-        depth: int = 3,
-        norm: str | None = None,
+        self, classes: int, channels: int, image_size: int, width: int = 256, depth: int = 3, norm: str = ""
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
@@ -51,14 +44,7 @@ class CNN(nn.Module):
     """
 
     def __init__(
-        self,
-        *,
-        classes: int,
-        channels: int = 1,
-        image_size: int = 28,
-        width: int = 32,
-        depth: int = 4,
-        norm: str | None = None,
+        self, classes: int, channels: int, image_size: int, width: int = 32, depth: int = 4, norm: str = ""
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = []

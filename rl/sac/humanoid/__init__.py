@@ -10,8 +10,7 @@ environment a model of its own. Ids that another package has already registered 
 
 import gymnasium
 
-from .model import GEOMETRIES
-from .tasks import STEPS_PER_EPISODE, TASKS
+from .tasks import GEOMETRIES, STEPS_PER_EPISODE, TASKS
 
 for task in TASKS:
     for geometry in GEOMETRIES:

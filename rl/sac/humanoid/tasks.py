@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 STEPS_PER_EPISODE = 1000
+GEOMETRIES = ("mesh", "primitive")
 # Sigma of a gaussian that is 0.1 at one margin: 0.1 ** (x / margin) ** 2.
 STAND_MARGIN = 1.65 / 4
 LEGS = (0.0, 0.0, -0.4, 0.8, -0.4)
