@@ -4,9 +4,8 @@
     python language/prepare.py wikitext103 openwebtext --tokenizer gpt2
     python language/prepare.py folder:/my/texts jsonl:/my/texts.jsonl.xz --tokenizer gpt2 --split split
 
-Files are flat arrays of token ids (uint16 if the vocabulary allows, else uint32); every document ends with the
-tokenizer's end-of-text id. The manifest has source, split, tokenizer, counts and SHA-256; a folder that was prepared
-with other settings is refused. The tokenizer uses all cores, or as many as RAYON_NUM_THREADS says.
+Files are flat arrays of token ids (uint16 if the vocabulary allows, else uint32); every document ends with the tokenizer's
+end-of-text id. The tokenizer uses all cores, or as many as RAYON_NUM_THREADS says.
 """
 
 from __future__ import annotations

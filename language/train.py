@@ -3,9 +3,8 @@
     python language/train.py experiment=fig3_best method=fire size=small seed=1
     torchrun --nproc-per-node=8 language/train.py experiment=fig3_best method=fire size=paper
 
-`phase_1` (index 0) is the trunk, trained once for all methods. `phase_2` (index 1) starts from a checkpoint of it
-(`boundary.fork`: best, last or an iteration of phase_1.save_at). `step` counts optimizer steps of the whole run,
-`iteration` those of the phase.
+`phase_1` (index 0) is the trunk, trained once for all methods; `phase_2` starts from a checkpoint of it (`boundary.fork`).
+`step` counts optimizer steps of the whole run, `iteration` those of the phase.
 """
 
 import os

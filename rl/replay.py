@@ -43,8 +43,7 @@ class FrameReplay:
     next observation of an episode's last step is its true final one.
 
     Args:
-        capacity: transitions over all environments together, a multiple of `environments`.
-        environments: environments that step together.
+        capacity: transitions over all environments together, a multiple of `environments`, which step together.
         frame_shape: (height, width).
         stack: frames in an observation.
         channels_last: samples lie in memory as (B, height, width, stack), the layout of channels-last convolutions.
@@ -52,8 +51,7 @@ class FrameReplay:
             later. Both are fewer where the episode ends earlier, and where later steps have not been played yet.
         discount: factor of a reward one step later.
         device: where batches are used. The frames lie there too if it is a GPU with twice as much free memory.
-
-    Raises UserError where memory is too small.
+    Raises: UserError where memory is too small.
     """
 
     def __init__(

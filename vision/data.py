@@ -50,16 +50,13 @@ def load(
 
     Args:
         name: "fashion_mnist" is the balanced subset that ships with the code; "image_folder" is the user's own data.
-        folder: the data set's files: as published, or for `AS_CLASS_FOLDERS` and "image_folder" as images in
-            train/<class>/ and test/<class>/. None reads `root`/<name>, and downloads published data that are missing.
-            Not for "fashion_mnist".
+        folder: the files: as published, or for `AS_CLASS_FOLDERS` and "image_folder" as images in train/<class>/ and
+            test/<class>/. None reads `root`/<name>, and downloads published data that are missing.
         root: folder of downloads and of decoded copies of image folders.
         image_size: pixels per side; None keeps the data's own. Smaller images are padded with black (fit="pad") or
             interpolated (fit="resize"), larger ones interpolated with antialiasing. "image_folder" is always scaled.
-        channels: 3 repeats grey images, 1 takes the luminance of coloured ones; None keeps the data's own
-            (3 for "image_folder").
-        classes: use only this many classes, the first ones.
-        train_per_class, test_per_class: use only this many images of every class, the first ones.
+        channels: 3 repeats grey images, 1 takes the luminance; None keeps the data's own (3 for "image_folder").
+        classes, train_per_class, test_per_class: use only so many classes, and images of each, the first ones.
     Raises: UserError for missing or unreadable data, and for fewer images than asked for.
     """
     root = Path(root)

@@ -2,8 +2,7 @@
 
     python vision/train.py experiment=fig2a_cifar10_resnet18 method=fire size=small seed=1
 
-`step` counts optimizer steps over the whole run, `epoch` the epochs of a phase. Protocols are in vision/protocols.py,
-methods in fire_core/methods/.
+`step` counts optimizer steps over the whole run, `epoch` the epochs of a phase. Protocols are in vision/protocols.py.
 """
 
 import sys

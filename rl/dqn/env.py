@@ -1,10 +1,9 @@
 """Atari games and Catch as the DQN agent sees them: stacked frames, sticky actions, raw rewards.
 
-The protocol is that of Han et al. 2026 (after Machado et al. 2018, but with the sticky action applied to the whole
-agent step): frame skip 4 with the maximum of the last two frames, grey (with `grey_last` only after the resizing),
-resized, stack of 4, no no-op start, no fire on reset, no end of episode on a lost life, the previous executed action
-repeated with probability 0.25, and at most 27,000 agent steps. Rewards are returned raw; the agent clips them to their
-sign for learning, so returns remain true scores.
+The protocol of Han et al. 2026 (after Machado et al. 2018): frame skip 4 with the maximum of the last two frames, grey,
+resized, stack of 4, no no-op start, no fire on reset, no end at a lost life, at most 27,000 agent steps, and the previous
+executed action repeated for a whole agent step with probability 0.25. The agent clips rewards to their sign, so returns
+remain true scores.
 """
 
 from typing import NamedTuple
@@ -42,9 +41,8 @@ class Step(NamedTuple):
 class Games:
     """n copies of one game that step together.
 
-    `reset()` starts all of them. Afterwards, an ended episode restarts inside `step`, and its first stack repeats the
-    first frame. All randomness is drawn from generators seeded by `seed`, and `state_dict` stores the exact state.
-    `threads` and `grey_last` apply to Atari only. Raises UserError for an unknown game.
+    `reset()` starts all of them. Afterwards, an ended episode restarts inside `step`, and its first stack repeats the first
+    frame. All randomness comes from `seed`. `threads` and `grey_last` are for Atari. Raises UserError for an unknown game.
     """
 
     def __init__(

@@ -17,15 +17,13 @@ RESEED_AFTER = 5000  # steps and resets between seeded starts of an emulator: a 
 class AtariBackend:
     """n emulators of one game (`ale_py.AtariVectorEnv`), without its stacking, sticky actions and clipping.
 
-    The emulators turn each frame grey before they take the maximum of two and resize. With `grey_last` they return
-    colours, so that maximum and resizing are done per colour, and the picture turns grey here, as in the official
-    code. The two differ in one or two of a hundred pixels, nearly always by 1.
+    The emulators turn frames grey before they take the maximum of two and resize. With `grey_last` they do both per
+    colour, as the official code does, and the picture turns grey here: one or two of a hundred pixels differ, nearly
+    always by 1.
 
-    The vector interface does not give access to emulator states, but they are a pure function of the start seed, the
-    actions and the resets. So `state_dict` holds this history since the last seeded start, and `load_state_dict` plays
-    it again. Once `RESEED_AFTER` steps have passed, the next episode begins with a seeded start, which takes 0.1 s.
-
-    Raises UserError for an unknown game.
+    The vector interface gives no access to the states of emulators, but they are a pure function of start seed, actions and
+    resets. So `state_dict` holds these since the last seeded start, and `load_state_dict` plays them again. After
+    `RESEED_AFTER`, the next episode begins with a seeded start, which takes 0.1 s. Raises UserError for an unknown game.
     """
 
     def __init__(

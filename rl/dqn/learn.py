@@ -58,12 +58,9 @@ def td_targets(learner: Learner, batch: Batch) -> Tensor:
 
 
 def td_loss(values: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean Huber loss (threshold 1) of the values of the chosen actions.
+    """Return the mean Huber loss (threshold 1) of the values (B, actions) at the chosen actions.
 
-    Args:
-        values: (B, actions) network output.
-        targets: (B, 2), action index and target value. They are one tensor because methods that use gradients expect
-            batches of the form (inputs, targets). Exact for up to 2^24 actions.
+    targets: (B, 2), action index and target value: one tensor, because methods expect batches of (inputs, targets).
     """
     chosen = values.gather(1, targets[:, :1].long()).squeeze(1)
     return smooth_l1_loss(chosen, targets[:, 1])

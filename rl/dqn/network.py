@@ -22,15 +22,9 @@ class ActionValues(nn.Linear):
 class DQN(nn.Module):
     """Action values of image stacks (Mnih et al. 2015). All weights are Xavier-uniform, biases zero.
 
-    Args:
-        actions: number of actions.
-        frame_shape: (height, width) of a frame.
-        convolutions: (channels, kernel, stride) of each layer, every one followed by a ReLU.
-        hidden: width of the hidden layer.
-        stack: frames in an observation.
-
-    `encoder` is the convolutional part and `head` the rest, for methods that replace the head. Raises UserError if the
-    frames are too small for the convolutions.
+    frame_shape: (height, width). convolutions: (channels, kernel, stride) of each, all followed by a ReLU. hidden: width
+    of the hidden layer. stack: frames in an observation. `encoder` is the convolutional part and `head` the rest, for
+    methods that replace the head. Raises UserError if the frames are too small for the convolutions.
     """
 
     def __init__(
@@ -53,9 +47,8 @@ class DQN(nn.Module):
                 f"env.frame_size={min(frame_shape)} is too small for network.convolutions={convolutions}"
             )
         self.encoder = nn.Sequential(*layers, nn.Flatten())
-        self.head = nn.Sequential(
-            nn.Linear(channels * height * width, hidden), nn.ReLU(), ActionValues(hidden, actions)
-        )
+        features = nn.Linear(channels * height * width, hidden)
+        self.head = nn.Sequential(features, nn.ReLU(), ActionValues(hidden, actions))
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.xavier_uniform_(module.weight)

@@ -1,10 +1,8 @@
 """DQN on an Atari game, with a boundary in the middle of the run.
 
-    python rl/dqn/train.py method=fire
     python rl/dqn/train.py experiment=fig4a_asterix size=paper method=shrink_perturb seed=2
 
-`step` counts environment steps (transitions) over all environments. The methods are in fire_core/methods/, the
-protocol of the games in rl/dqn/env.py.
+`step` counts environment steps (transitions) over all environments. The protocol of the games is in rl/dqn/env.py.
 """
 
 import sys

@@ -1,10 +1,7 @@
-"""SimBa networks for soft actor-critic: a Gaussian policy and a stack of critics.
+"""SimBa networks for soft actor-critic: a Gaussian policy and a stack of critics, whose weights are (critics, out, in).
 
-Architecture and initialisation follow SimBa (Lee et al., 2025, arXiv 2410.09754, section 4): the embedding and the
-output layers are orthogonal with gain 1, residual blocks normalise before they transform, hidden layers are He-normal
-truncated at two standard deviations, biases are zero, LayerNorm has epsilon 1e-6.
-
-Critics are one stack: every weight is (critics, out, in), so that single calls evaluate, differentiate and update all.
+As in SimBa (Lee et al., 2025, arXiv 2410.09754, section 4), the embedding and the output layers are orthogonal with gain 1,
+residual blocks normalise before they transform, and hidden layers are He-normal truncated at two standard deviations.
 """
 
 import math
@@ -23,10 +20,7 @@ TRUNCATED_STD = 0.87962566103423978
 
 
 def truncated_he_normal_(weight: Tensor, generator: Draw = None) -> Tensor:
-    """Fill `weight` (..., out, in) in place: variance 2 / in, normal truncated at two of its standard deviations.
-
-    Source: He et al. 2015, in the truncated and variance-corrected form that SimBa uses.
-    """
+    """Fill `weight` (..., out, in) in place: variance 2 / in, normal truncated at two of its standard deviations."""
     std = math.sqrt(2.0 / weight.shape[-1]) / TRUNCATED_STD
     return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)
 
@@ -96,10 +90,9 @@ class StackedLayerNorm(nn.Module):
 def linear(inputs: int, outputs: int, stack: int | None, kind: str, generator: Draw) -> nn.Module:
     """Return a Linear (stack None) or StackedLinear with zero bias; `kind` of the weights is "orthogonal" or "he"."""
     layer = nn.Linear(inputs, outputs) if stack is None else StackedLinear(stack, inputs, outputs)
-    matrices = [layer.weight] if stack is None else list(layer.weight)
     with torch.no_grad():
         layer.bias.zero_()
-        for matrix in matrices:
+        for matrix in layer.weight.view(-1, outputs, inputs):
             if kind == "orthogonal":
                 nn.init.orthogonal_(matrix, generator=generator)
             else:

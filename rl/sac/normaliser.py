@@ -12,10 +12,8 @@ EPSILON = 1e-8
 class RunningNormaliser:
     """Mean and (population) variance per coordinate of all observations seen.
 
-    Starts from mean 0, variance 1 and a count of 1e-4, which the first observations outweigh at once: after n of them
-    with mean m and variance v, the mean here equals m up to a relative 1e-4 / n, and the variance equals v up to a
-    relative 1e-4 (1 + m^2) / (n v). Nothing is clipped, so an unbounded coordinate (the position of a walking robot)
-    grows slowly. Source: SimBa, section 4, and its code.
+    Starts from mean 0, variance 1 and a count of 1e-4, which the first observations outweigh at once. Nothing is clipped, so
+    an unbounded coordinate (the position of a walking robot) grows slowly. Source: SimBa, section 4, and its code.
     """
 
     def __init__(self, size: int):
@@ -29,12 +27,9 @@ class RunningNormaliser:
         count, mean, variance = len(batch), batch.mean(axis=0), batch.var(axis=0)
         total = self.count + count
         delta = mean - self.mean
-        squares = (
-            self.variance * self.count + variance * count + np.square(delta) * (self.count * count / total)
-        )
-        self.mean = self.mean + delta * (count / total)
-        self.variance = squares / total
-        self.count = total
+        between = np.square(delta) * (self.count * count / total)
+        self.variance = (self.variance * self.count + variance * count + between) / total
+        self.mean, self.count = self.mean + delta * (count / total), total
 
     def affine(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """Return (mean, 1 / deviation), float32 (size,) on `device`; (x - mean) * inverse is the normalised x."""

@@ -1,11 +1,9 @@
 """Soft actor-critic with SimBa networks and one intervention in the middle of the run (figure 4b).
 
-    python rl/sac/train.py method=fire
     python rl/sac/train.py experiment=fig4b_walk size=paper method=shrink_perturb seed=2
 
 `at["step"]` counts agent steps; what is logged counts environment steps: agent steps times action_repeat. Phase 0 ends at
-the midpoint. All methods of one seed continue from its end (networks, optimizers, replay, normaliser, simulator). Every
-random number is a pure function of the seed, its purpose and the agent step.
+the midpoint. Every random number is a pure function of the seed, its purpose and the agent step.
 """
 
 import sys

@@ -1,10 +1,8 @@
 """One soft actor-critic update (Haarnoja et al. 2018b, with SimBa's order and losses).
 
 Order inside one update: actor with the old critics, temperature, critics with the new actor and the new temperature,
-target critics. All randomness enters through `noise`, so an update is a pure function of its inputs.
-
-Both passes also take the batches of several agents, (agents, batch, ...), with networks whose weights are stacks (see
-`rl.sac.stack`). What they return has that dimension, too.
+target critics. All randomness enters through `noise`. Both passes also take the batches of several agents, (agents,
+batch, ...), with networks whose weights are stacks (`rl.sac.stack`); what they return has that dimension, too.
 """
 
 from collections.abc import Callable, Iterator

@@ -126,7 +126,7 @@ def test_workers_leave_every_byte_of_a_run_that_is_killed(tmp_path):
 
 
 def test_a_worker_hands_on_errors_and_what_was_printed_and_says_when_it_has_ended(capsys):
-    with pytest.raises(UserError, match="'h1-jump-v0' cannot be made: .*h1-jump"):
+    with pytest.raises(UserError, match=r"'h1-jump-v0' cannot be made: .*h1-jump"):
         InWorker(Task, "h1-jump-v0")
     task = InWorker(Task, "Hopper-v5")
     assert task.reset(0).shape == (task.observation_size,)

@@ -72,11 +72,9 @@ class Block(nn.Module):
 class ViT(nn.Module):
     """Vision transformer from images (n, channels, size, size) to logits (n, classes), read from the class token.
 
-    The defaults are the paper's ViT-Tiny: patch 4 (64 patches of a 32x32 image and one class token), width 192,
-    depth 12, 3 heads of 64, MLP 768, learned positions. A patch is flattened, normalised, embedded by one Linear and
-    normalised again. Positions and class token are drawn from a standard normal. The last block computes only the class
-    token, because nothing reads the others; methods that watch units do not see them either. With `all_tokens` it
-    computes them all, and the logits are the same.
+    The defaults are the paper's ViT-Tiny. A patch is flattened, normalised, embedded by one Linear and normalised again.
+    Positions and class token are drawn from a standard normal. The last block computes only the class token, because nothing
+    reads the others; with `all_tokens` it computes them all, for methods that watch units, and the logits are the same.
     """
 
     all_tokens = False

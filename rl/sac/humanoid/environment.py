@@ -1,14 +1,12 @@
 """The H1 tasks as gymnasium environments.
 
-One step is ten physics steps of 2 ms, an episode at most 1000 steps (registered time limit). Observation: joint
-positions and velocities, not scaled (51 numbers, 64 with the board). Action in [-1, 1]^19, mapped linearly to the
-servo ranges. As in HumanoidBench there is no extra forward pass after the physics: heights, forces, velocity and
-contacts that reward and termination read are those at the start of the last physics step, 2 ms old.
+One step is ten physics steps of 2 ms, an episode at most 1000 steps. Observation: joint positions and velocities, not scaled
+(51 numbers, 64 with the board). Action in [-1, 1]^19, mapped linearly to the servo ranges. As in HumanoidBench there is no
+extra forward pass after the physics: what reward and termination read is from the start of the last physics step.
 
 `geometry="mesh"`: every link collides as the convex hull of its mesh; the STL files are from the PyPI package
-robosuite-models. `geometry="primitive"`: the same masses, joints, actuators and feet, and capsules in place of the other
-meshes, without a further package. The two differ in contacts after a fall, so their returns are not comparable and their
-names differ everywhere.
+robosuite-models. `geometry="primitive"`: the same robot with capsules in place of the meshes, but for the feet. The two
+differ in contacts after a fall, so their returns are not comparable and their names differ everywhere.
 """
 
 import importlib.util

@@ -53,15 +53,10 @@ TASKS = {
 def reward_terms(
     task: Task, head_height: np.ndarray, torso_upright: np.ndarray, forces: np.ndarray, velocity: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return the factors of one step's reward and their product `reward`, for one robot or many (leading axes).
+    """Return standing, upright, small_control, and move or still, each (...) in [0, 1], and their product `reward`.
 
-    Args:
-        task: the H1 task.
-        head_height: (...) height of the head site, m.
-        torso_upright: (...) vertical component of the torso's vertical axis, -1 to 1.
-        forces: (..., 19) joint torques of the servos, N m.
-        velocity: (..., 3) velocity of the whole robot's centre of mass, world frame, m/s.
-    Returns: standing, upright, small_control, and move or still, each (...) in [0, 1]; reward.
+    head_height: (...) m. torso_upright: (...) vertical component of the torso's vertical axis. forces: (..., 19) torques
+    of the servos, N m. velocity: (..., 3) of the whole robot's centre of mass, world frame, m/s.
     """
     low = np.maximum(0.0, task.stand_height - head_height)
     standing = np.power(0.1, np.square(low / STAND_MARGIN))
@@ -71,10 +66,5 @@ def reward_terms(
         name, moving = "still", np.power(0.1, np.square(velocity[..., :2] / 2)).mean(axis=-1)
     else:
         name, moving = "move", (5 * np.clip(velocity[..., 0] / task.speed, 0.0, 1.0) + 1) / 6
-    return {
-        "standing": standing,
-        "upright": upright,
-        "small_control": small_control,
-        name: moving,
-        "reward": standing * upright * small_control * moving,
-    }
+    terms = {"standing": standing, "upright": upright, "small_control": small_control, name: moving}
+    return terms | {"reward": standing * upright * small_control * moving}
