@@ -10,6 +10,7 @@ from torch.optim.swa_utils import update_bn
 from fire_core.measure.plasticity import curvature, plasticity, relative_gradient
 from fire_core.passes import undisturbed
 from harness.runs import generator
+from harness.trigger import RunTrigger
 from vision.schedule import Stream, make_batch
 
 
@@ -59,11 +60,19 @@ def reestimated(net: nn.Module, stream: Stream) -> dict[str, float]:
     return {f"reestimated_{name}": value for name, value in found.items()}
 
 
-def measure(net: nn.Module, stream: Stream, *, gradient: bool = False) -> dict[str, float]:
-    """Return the measures of plasticity on the first images of the phase, and the norm of their gradient if asked."""
+def measure(
+    net: nn.Module, stream: Stream, trigger: RunTrigger | None = None, *, last: bool = True
+) -> dict[str, float]:
+    """Return measures of plasticity on the first images of the phase; in other than its `last` epoch, nothing.
+
+    For a trigger that looks at such measures, return them in every epoch, and the norm of the gradient too.
+    """
+    watched = trigger is not None and trigger.measures
+    if not (last or watched):
+        return {}
     inputs, labels = stream.probe()
     found = plasticity(net, inputs)
-    if gradient:
+    if watched:
         found["relative_gradient"] = relative_gradient(net, inputs, labels, cross_entropy)
     return found
 

@@ -43,6 +43,13 @@ class PhaseData:
     new: Tensor | None = None
     permutation: Tensor | None = None
 
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.indices)
+
+    def __str__(self) -> str:
+        return f"phase {self.index} ({self.name})"
+
     def own(self, setting: float | ListConfig) -> float:
         """Return the value of a setting, which may have one for each phase."""
         return setting[self.index] if isinstance(setting, ListConfig) else setting

@@ -25,7 +25,7 @@ class Stream:
     """The images of a run. Called, it yields the data of the present phase once, for methods that look at coming data.
 
     at: where the run stands (`Session.at`). schedule: (phase, epoch from 0 on, whether it is the last one of the phase or
-    the run) of each epoch of the run.
+    the run, whether a test follows) of each epoch of the run.
     """
 
     def __init__(self, cfg: DictConfig, device: torch.device, at: dict[str, Any]) -> None:
@@ -36,10 +36,14 @@ class Stream:
         epochs = [(phase, epoch) for phase in self.phases for epoch in range(phase.epochs)]
         first = self.phases[0].epochs
         count = first + part_of(cfg, len(epochs) - first)
-        self.schedule = [
-            (phase, epoch, epoch + 1 == phase.epochs or number == count)
-            for number, (phase, epoch) in enumerate(epochs[:count], 1)
-        ]
+        self.schedule = []
+        for number, (phase, epoch) in enumerate(epochs[:count], 1):
+            last = epoch + 1 == phase.epochs or number == count
+            tested = last or (epoch + 1) % phase.own(cfg.eval_every) == 0
+            self.schedule.append((phase, epoch, last, tested))
+
+    def __str__(self) -> str:
+        return f"{self.images}; {len(self.schedule)} epochs"
 
     @property
     def phase(self) -> PhaseData:
@@ -78,7 +82,7 @@ class Stream:
             yield make_batch(self.images, phase, phase.indices[batch])[0]
 
     def _indices(self, phase: PhaseData, epoch: int, seed: int) -> tuple[Tensor, ...]:
-        where = phase.index, epoch, len(phase.indices), self.cfg.batch_size, phase.indices.device
+        where = phase.index, epoch, len(phase), self.cfg.batch_size, phase.indices.device
         return batch_indices(seed, *where)
 
 

@@ -45,7 +45,7 @@ def train(cfg: DictConfig) -> None:
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
     treatment = session.attach({"net": net}, {"net": adam}, loss=cross_entropy, batches=stream)
     weights = sum(p.numel() for p in net.parameters())
-    session.say(f"{stream.images}; {weights:,} parameters; {len(stream.schedule)} epochs")
+    session.say(f"{stream}; {weights:,} parameters")
 
     def test() -> dict[str, float]:
         """What is tested after a boundary."""
@@ -56,7 +56,7 @@ def train(cfg: DictConfig) -> None:
     with session:
         results: dict[str, float] = {}
         bar = session.progress(len(stream.schedule), at["epochs"], "epoch")
-        for phase, epoch, last in stream.schedule[at["epochs"] :]:
+        for phase, epoch, last, tested in stream.schedule[at["epochs"] :]:
             net.train(cfg.mode_at_boundary == "train")  # for methods that use the net as they find it
             session.intervene(phase.index, lambda: measure(net, stream), test)
 
@@ -83,12 +83,11 @@ def train(cfg: DictConfig) -> None:
 
             # ---------------------------------------------------------------------------------- record it
             what = f"training loss in phase {phase.index} at step {at['step']}"
-            row = {"train_loss": finite(float(at["loss_sum"]) / len(phase.indices), what, cfg)}
+            row = {"train_loss": finite(float(at["loss_sum"]) / len(phase), what, cfg)}
             session.timing(epoch=epoch + 1, train_seconds=session.seconds())
-            gradient = session.trigger.measures
-            measured = measure(net, stream, gradient=gradient) if last or gradient else {}
+            measured = measure(net, stream, session.trigger, last=last)
             with treatment.evaluating():
-                if last or (epoch + 1) % phase.own(cfg.eval_every) == 0:
+                if tested:
                     row |= evaluate(net, stream, train=last)
             row |= measured
             results |= row
@@ -97,7 +96,7 @@ def train(cfg: DictConfig) -> None:
             bar.update()
             bar.set_postfix_str(f"phase {phase.index}, {brief(results)}")
             if last:
-                session.say(f"phase {phase.index} ({phase.name}), epoch {epoch + 1}: {brief(results)}")
+                session.say(f"{phase}, epoch {epoch + 1}: {brief(results)}")
             if last and phase.index == 0:
                 session.leave_trunk()
         with treatment.evaluating():
