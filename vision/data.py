@@ -23,9 +23,6 @@ from vision.readers import TORCHVISION, Arrays, read_class_folders, read_publish
 from vision.torchvision_import import import_torchvision
 
 SHIPPED = Path(__file__).parent / "assets" / "fashion_mnist_subset.npz"
-FASHION_CLASSES = tuple(
-    ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
-)
 TINY_IMAGENET = "https://cs231n.stanford.edu/tiny-imagenet-200.zip"
 TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 PUBLISHED = (*TORCHVISION, "tiny_imagenet")
@@ -69,12 +66,12 @@ def load(
         arrays = download(name, root)
     else:
         arrays = _read(name, _existing(folder), root)
-    names = arrays.class_names[:classes]
-    if classes is not None and classes > len(names):
-        raise UserError(f"data.classes={classes}: {name} has {len(names)} classes")
+    count = classes or arrays.classes
+    if count > arrays.classes:
+        raise UserError(f"data.classes={classes}: {name} has {arrays.classes} classes")
 
     def prepared(images: np.ndarray, labels: np.ndarray, per_class: int | None) -> tuple[Tensor, Tensor]:
-        chosen = np.flatnonzero(labels < len(names))
+        chosen = np.flatnonzero(labels < count)
         if per_class is not None:
             chosen = chosen[first_of_each_class(labels[chosen], per_class)]
         # a copy, because indexing leaves strides that make torch compute grey images in another order
@@ -85,7 +82,7 @@ def load(
     test = prepared(arrays.test_images, arrays.test_labels, test_per_class)
     mean, std = pixel_statistics(train[0])
     tensors = [tensor.to(device) for tensor in (*train, *test)]
-    return Images(name, *tensors, len(names), names, mean.to(device), std.to(device))
+    return Images(name, *tensors, count, mean.to(device), std.to(device))
 
 
 def download(name: str, root: str | Path = "data") -> Arrays:
@@ -127,7 +124,7 @@ def _shipped(folder: str | Path | None) -> Arrays:
     with np.load(SHIPPED) as stored:
         images = [stored[f"{part}_images"][:, None] for part in ("train", "test")]
         labels = [stored[f"{part}_labels"].astype(np.int64) for part in ("train", "test")]
-    return Arrays(images[0], labels[0], images[1], labels[1], FASHION_CLASSES)
+    return Arrays(images[0], labels[0], images[1], labels[1], classes=10)
 
 
 def _read(name: str, folder: Path, root: Path) -> Arrays:
@@ -138,7 +135,7 @@ def _read(name: str, folder: Path, root: Path) -> Arrays:
         return read_published(name, folder)
     classes, size = AS_CLASS_FOLDERS[name]
     arrays = read_class_folders(folder, image_size=size, channels=3, cache=root / "decoded")
-    if (found := len(arrays.class_names)) != classes:
+    if (found := arrays.classes) != classes:
         raise UserError(
             f"{folder} has {found} class folders in train, {name} has {classes}: use data=image_folder"
         )

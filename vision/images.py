@@ -23,7 +23,6 @@ class Images:
     test_images: Tensor
     test_labels: Tensor
     classes: int
-    class_names: tuple[str, ...]
     mean: Tensor
     std: Tensor
     test_mean: Tensor | None = None

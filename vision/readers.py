@@ -30,7 +30,7 @@ class Arrays(NamedTuple):
     train_labels: np.ndarray
     test_images: np.ndarray
     test_labels: np.ndarray
-    class_names: tuple[str, ...]
+    classes: int
 
 
 def read_published(name: str, folder: Path, *, download: bool = False) -> Arrays:
@@ -50,7 +50,7 @@ def read_published(name: str, folder: Path, *, download: bool = False) -> Arrays
         pictures = np.asarray(split.data)
         pictures = pictures[:, None] if pictures.ndim == 3 else pictures.transpose(0, 3, 1, 2)
         arrays += [pictures, np.asarray(split.targets, np.int64)]
-    return Arrays(*arrays, tuple(train.classes))
+    return Arrays(*arrays, len(train.classes))
 
 
 def read_class_folders(folder: Path, *, image_size: int | None, channels: int, cache: Path) -> Arrays:
@@ -78,7 +78,7 @@ def read_class_folders(folder: Path, *, image_size: int | None, channels: int, c
             parts = _decode_all(listings, image_size, channels)
             checkpoints.save(cache, 0, {"parts": parts}, name=name)
         parts = checkpoints.load(path, remedy="delete it, and the pictures are decoded again")["parts"]
-    return Arrays(*(part.numpy() for part in parts), tuple(train.classes))
+    return Arrays(*(part.numpy() for part in parts), len(train.classes))
 
 
 def _test_samples(folder: Path, numbers: dict[str, int]) -> list[tuple[str, int]]:

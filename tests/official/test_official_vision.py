@@ -76,7 +76,7 @@ def images_like(name: str) -> Images:
     size = 64 if name == "tiny_imagenet" else 32
     pictures = [grey.expand(n, 3, size, size) for n in (count, 10_000)]
     mean, std = torch.full((3,), 0.5), torch.ones(3)
-    return Images(name, pictures[0], labels, pictures[1], test_labels, classes, ("",) * classes, mean, std)
+    return Images(name, pictures[0], labels, pictures[1], test_labels, classes, mean, std)
 
 
 def build_paper(net: str):
@@ -347,7 +347,7 @@ def run(request, tmp_path_factory):
     labels = torch.arange(60) % 3
     mean, std = pixel_statistics(pictures[:40])
     parts = pictures[:40], labels[:40], pictures[40:], labels[40:]
-    images = Images(cfg.data.name, *parts, 3, ("a", "b", "c"), mean, std)
+    images = Images(cfg.data.name, *parts, 3, mean, std)
     seen, epoch_ended, base = [], [], available()["none"]
 
     def make_batch(images, phase, indices, labels=None, *, test=False, plain=schedule.make_batch):

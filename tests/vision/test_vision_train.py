@@ -61,7 +61,7 @@ def test_the_pass_for_new_statistics_leaves_the_net_as_it_was():
     pixels = torch.tensor([10, 14] * 4, dtype=torch.uint8).view(8, 1, 1, 1)
     labels = torch.tensor([0, 1] * 4)
     arrays = pixels, labels, pixels, labels
-    images = Images("two", *arrays, 2, ("10", "14"), torch.zeros(1), torch.tensor([1 / 255]))
+    images = Images("two", *arrays, 2, torch.zeros(1), torch.tensor([1 / 255]))
     phase = PhaseData(0, "all", torch.arange(8), labels, epochs=1)
     stream = Mock(return_value=[(images.normalise(pixels), labels)], images=images, phase=phase)
     stream.cfg = OmegaConf.create({"eval_batch_size": 5, "precision": "fp32"})
