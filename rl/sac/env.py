@@ -57,40 +57,29 @@ class Task:
         return np.asarray(flatten(self.environment.observation_space, observation), dtype=np.float64)
 
     def state_dict(self) -> dict:
-        """Return everything that the next step depends on: observation, physics, derived quantities read late, step
-        counters.
+        """Return all that the next step depends on. Randomness is drawn at resets alone. Raises UserError without MuJoCo.
 
-        MuJoCo tasks only, otherwise raises UserError. No random state is needed, because randomness is drawn at the
-        reset only.
+        Heights and forces that a task reads are one step of physics older than positions, so all arrays are stored.
         """
-        import mujoco
-
-        model, data = physics(self.environment)
-        kind = mujoco.mjtState.mjSTATE_INTEGRATION
-        integration = np.empty(mujoco.mj_stateSize(model, kind))
-        mujoco.mj_getState(model, data, integration, kind)
-        arrays = {name: torch.from_numpy(array.copy()) for name, array in derived(data).items()}
+        data = physics(self.environment)
         return {
             "seed": self.seed,
             "observation": torch.from_numpy(self.observation.copy()),
-            "integration": torch.from_numpy(integration),
-            "derived": arrays,
+            "time": data.time,
+            "arrays": {name: torch.from_numpy(array.copy()) for name, array in arrays_of(data).items()},
             "counters": [getattr(holder, name) for holder, name in counters(self.environment)],
         }
 
     def load_state_dict(self, state: dict) -> None:
         """Restore what `state_dict` returned, bit for bit."""
-        import mujoco
-
         # Some tasks draw a part of the model, such as a goal, at the start of an episode.
         self.reset(state["seed"])
         self.observation = state["observation"].numpy().copy()
-        model, data = physics(self.environment)
-        mujoco.mj_setState(model, data, state["integration"].numpy(), mujoco.mjtState.mjSTATE_INTEGRATION)
-        # Heights and forces that a task reads are one physics step older than the state, so they are stored too.
-        for name, array in derived(data).items():
-            if name in state["derived"] and state["derived"][name].shape == array.shape:
-                array[...] = state["derived"][name].numpy()
+        data = physics(self.environment)
+        data.time = state["time"]
+        for name, array in arrays_of(data).items():
+            if name in state["arrays"] and state["arrays"][name].shape == array.shape:
+                array[...] = state["arrays"][name].numpy()
         for (holder, name), value in zip(counters(self.environment), state["counters"], strict=True):
             setattr(holder, name, value)
 
@@ -117,18 +106,18 @@ def say_warnings_once() -> None:
     mujoco.set_mju_user_warning(said)
 
 
-def physics(environment: gymnasium.Env) -> tuple[Any, Any]:
-    """Return (MjModel, MjData) of a MuJoCo environment. Raises UserError for other environments."""
+def physics(environment: gymnasium.Env) -> Any:
+    """Return the MjData of a MuJoCo environment. Raises UserError for other environments."""
     inner = environment.unwrapped
-    if not hasattr(inner, "model") or not hasattr(inner, "data"):
+    if not hasattr(inner, "data"):
         raise UserError(
             f"{type(inner).__name__} is not a MuJoCo task, so its state cannot be saved: "
             "set run.trunk=false run.checkpoint_seconds=1e9 run.checkpoint_steps=0; such a run cannot be resumed"
         )
-    return inner.model, inner.data
+    return inner.data
 
 
-def derived(data: Any) -> dict[str, np.ndarray]:
+def arrays_of(data: Any) -> dict[str, np.ndarray]:
     """Return the writable float64 arrays of MjData by name, without those of constraints, which change their size from
     step to step and are recomputed before they are read."""
     values = {name: getattr(data, name) for name in dir(data) if not name.startswith(("_", "efc_", "iefc_"))}
