@@ -11,11 +11,11 @@ from fire_core.measure.plasticity import curvature, plasticity, relative_gradien
 from fire_core.passes import undisturbed
 from harness.runs import generator
 from harness.trigger import RunTrigger
-from vision.schedule import Stream, make_batch
+from vision.schedule import Curriculum, make_batch
 
 
 def evaluate(
-    net: nn.Module, stream: Stream, *, train: bool = False, boundary: bool = False
+    net: nn.Module, curriculum: Curriculum, *, train: bool = False, boundary: bool = False
 ) -> dict[str, float]:
     """Return the accuracy on the whole test set and, in `class_incremental`, on the classes seen so far.
 
@@ -23,8 +23,8 @@ def evaluate(
     images of the phase, with the labels that it gives them. boundary: also what is measured once after each boundary,
     `reestimated` accuracies and, with run.curvature, the norm of the Hessian.
     """
-    labels, phase = stream.images.test_labels, stream.phase
-    hits = _hits(net, stream, torch.arange(len(labels), device=labels.device), labels, test=True)
+    labels, phase = curriculum.images.test_labels, curriculum.phase
+    hits = _hits(net, curriculum, torch.arange(len(labels), device=labels.device), labels, test=True)
     result = {"test_accuracy": float(hits.mean())}
     if phase.seen is not None:
         seen = torch.isin(labels, phase.seen)
@@ -35,17 +35,18 @@ def evaluate(
             if phase.index > 0:
                 result["old_accuracy"] = float(hits[seen & ~new].mean())
     if train:
-        result["train_accuracy"] = float(_hits(net, stream, phase.indices, phase.labels, test=False).mean())
+        hits = _hits(net, curriculum, phase.indices, phase.labels, test=False)
+        result["train_accuracy"] = float(hits.mean())
     if boundary:
-        result |= reestimated(net, stream)
-        if stream.cfg.run.curvature:
-            draw = generator(stream.cfg.seed, "curvature", phase.index)
-            norm = curvature(net.train(), *stream.probe(), cross_entropy, generator=draw)
+        result |= reestimated(net, curriculum)
+        if curriculum.cfg.run.curvature:
+            draw = generator(curriculum.cfg.seed, "curvature", phase.index)
+            norm = curvature(net.train(), *curriculum.probe(), cross_entropy, generator=draw)
             result["hessian_norm"] = norm
     return result
 
 
-def reestimated(net: nn.Module, stream: Stream) -> dict[str, float]:
+def reestimated(net: nn.Module, curriculum: Curriculum) -> dict[str, float]:
     """Return the values of `evaluate` as `reestimated_<name>`, with statistics of batch norm from one pass over the phase.
 
     They show what the weights still know: the running statistics are those of the weights before the boundary. Empty for
@@ -54,14 +55,14 @@ def reestimated(net: nn.Module, stream: Stream) -> dict[str, float]:
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules()):
         return {}
     with undisturbed(net, training=True):
-        with _autocast(stream):
-            update_bn(stream(), net)
-        found = evaluate(net, stream)
+        with _autocast(curriculum):
+            update_bn(curriculum(), net)
+        found = evaluate(net, curriculum)
     return {f"reestimated_{name}": value for name, value in found.items()}
 
 
 def measure(
-    net: nn.Module, stream: Stream, trigger: RunTrigger | None = None, *, last: bool = True
+    net: nn.Module, curriculum: Curriculum, trigger: RunTrigger | None = None, *, last: bool = True
 ) -> dict[str, float]:
     """Return measures of plasticity on the first images of the phase; in other than its `last` epoch, nothing.
 
@@ -70,7 +71,7 @@ def measure(
     watched = trigger is not None and trigger.measures
     if not (last or watched):
         return {}
-    inputs, labels = stream.probe()
+    inputs, labels = curriculum.probe()
     found = plasticity(net, inputs)
     if watched:
         found["relative_gradient"] = relative_gradient(net, inputs, labels, cross_entropy)
@@ -78,20 +79,20 @@ def measure(
 
 
 @torch.no_grad()
-def _hits(net: nn.Module, stream: Stream, indices: Tensor, labels: Tensor, *, test: bool) -> Tensor:
+def _hits(net: nn.Module, curriculum: Curriculum, indices: Tensor, labels: Tensor, *, test: bool) -> Tensor:
     """Return (n,) float32, 1 where the largest logit is that of the label, else 0. The net stays in evaluation mode."""
     net.eval()
-    hits, size = [], stream.cfg.eval_batch_size
+    hits, size = [], curriculum.cfg.eval_batch_size
     for part, wanted in zip(indices.split(size), labels.split(size), strict=True):
-        inputs, _ = make_batch(stream.images, stream.phase, part, wanted, test=test)
-        with _autocast(stream):
+        inputs, _ = make_batch(curriculum.images, curriculum.phase, part, wanted, test=test)
+        with _autocast(curriculum):
             hits.append(net(inputs).argmax(dim=1) == wanted)
     return torch.cat(hits).float()
 
 
-def _autocast(stream: Stream) -> torch.autocast:
-    device = stream.images.train_images.device.type
-    return torch.autocast(device, torch.bfloat16, enabled=stream.cfg.precision == "bf16")
+def _autocast(curriculum: Curriculum) -> torch.autocast:
+    device = curriculum.images.train_images.device.type
+    return torch.autocast(device, torch.bfloat16, enabled=curriculum.cfg.precision == "bf16")
 
 
 def brief(results: dict[str, float]) -> str:

@@ -21,7 +21,7 @@ from vision.official import switches
 from vision.protocols import PhaseData, make_phases
 
 
-class Stream:
+class Curriculum:
     """The images of a run. Called, it yields the data of the present phase once, for methods that look at coming data.
 
     at: where the run stands (`Session.at`). schedule: (phase, epoch from 0 on, whether it is the last one of the phase or

@@ -24,9 +24,7 @@ class Protocol:
     epochs: Any = key("epochs per phase", each=int, least=1)
     share: float | None = key("share of the data in the first phase", above=0, most=1)
     stages: int | None = key("continual, class_incremental: number of phases", least=1)
-    replay: float | None = key(
-        "share of earlier images that is kept; null: all, as in the paper", least=0, most=1
-    )
+    replay: float | None = key("share of earlier images that is kept; null: all", least=0, most=1)
     tasks: int | None = key("random_label, permuted: number of tasks, which are the phases", least=1)
     count: int | None = key("random_label, permuted: images per task", least=1)
     noisy: int | None = key("label_noise: images with random labels", least=1)
@@ -69,9 +67,7 @@ class Vision(Keys):
     protocol: Protocol = group(Protocol, without_nulls=True)
     data: Pictures = group(Pictures)
     model: VisionModel = group(VisionModel)
-    warmup_share: Any = key(
-        "share of a phase in which the rate rises (schedule=ours)", each=float, least=0, most=1
-    )
+    warmup_share: Any = key("share of a phase in which the rate rises", each=float, least=0, most=1)
     clip_norm: float = key("largest norm of the gradient; inf does not clip", above=0)
     compat: str = key("default of the next four keys, see docs/DEVIATIONS.md", choices=OFFICIAL_OR_OURS)
     schedule: str = key("learning rate in each epoch", choices=OFFICIAL_OR_OURS)
@@ -83,9 +79,7 @@ class Vision(Keys):
     eval_every: Any = key("epochs between evaluations", each=int, least=1)
     metrics_samples: int = key("training images on which plasticity is measured", least=1)
     eval_batch_size: int = key("images per evaluation batch", least=1, numbers=False)
-    precision: str = key(
-        "of training; fp32 has TF32 in convolutions on GPUs", choices=("fp32", "tf32", "bf16")
-    )
+    precision: str = key("fp32 has TF32 in convolutions on GPUs", choices=("fp32", "tf32", "bf16"))
     channels_last: bool = key("use the channels-last memory format")
     trial: TrialKeys = group(TrialKeys)
     run: VisionRun = group(VisionRun)

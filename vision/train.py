@@ -25,7 +25,7 @@ from harness.runs.metrics import finite
 from harness.session import Session
 from vision.evaluate import brief, evaluate, measure
 from vision.models import new_net
-from vision.schedule import Stream, set_learning_rate
+from vision.schedule import Curriculum, set_learning_rate
 from vision.settings import DOMAIN
 
 
@@ -39,33 +39,33 @@ def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ data and network
     at, device = session.at, session.device
     at |= {"epochs": 0, "batch": 0, "loss_sum": torch.zeros((), device=device)}
-    stream = Stream(cfg, device, at)
-    net = new_net(cfg, stream.images, device)
+    curriculum = Curriculum(cfg, device, at)
+    net = new_net(cfg, curriculum.images, device)
     compiled = torch.compile(net, dynamic=False) if cfg.compile else net
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
-    treatment = session.attach({"net": net}, {"net": adam}, loss=cross_entropy, batches=stream)
+    treatment = session.attach({"net": net}, {"net": adam}, loss=cross_entropy, batches=curriculum)
     weights = sum(p.numel() for p in net.parameters())
-    session.say(f"{stream}; {weights:,} parameters")
+    session.say(f"{curriculum}; {weights:,} parameters")
 
     def test() -> dict[str, float]:
         """What is tested after a boundary."""
         with treatment.evaluating():
-            return evaluate(net, stream, boundary=True)
+            return evaluate(net, curriculum, boundary=True)
 
     # ------------------------------------------------------------------------------------------ training
     with session:
         results: dict[str, float] = {}
-        bar = session.progress(len(stream.schedule), at["epochs"], "epoch")
-        for phase, epoch, last, tested in stream.schedule[at["epochs"] :]:
+        bar = session.progress(len(curriculum.schedule), at["epochs"], "epoch")
+        for phase, epoch, last, tested in curriculum.schedule[at["epochs"] :]:
             net.train(cfg.mode_at_boundary == "train")  # for methods that use the net as they find it
-            session.intervene(phase.index, lambda: measure(net, stream), test)
+            session.intervene(phase.index, lambda: measure(net, curriculum), test)
 
             # ---------------------------------------------------------------------------------- one epoch
             session.seconds()  # of training alone, without the tests before it
             optimizer = treatment.optimizer
             set_learning_rate(optimizer, cfg, phase, epoch)
             net.train()
-            for inputs, labels in stream.batches(phase, epoch, at["batch"]):
+            for inputs, labels in curriculum.batches(phase, epoch, at["batch"]):
                 model = compiled if len(labels) == cfg.batch_size else net  # one shape, so one compiled graph
                 with torch.autocast(device.type, torch.bfloat16, enabled=cfg.precision == "bf16"):
                     loss = cross_entropy(model(inputs), labels)
@@ -85,10 +85,10 @@ def train(cfg: DictConfig) -> None:
             what = f"training loss in phase {phase.index} at step {at['step']}"
             row = {"train_loss": finite(float(at["loss_sum"]) / len(phase), what, cfg)}
             session.timing(epoch=epoch + 1, train_seconds=session.seconds())
-            measured = measure(net, stream, session.trigger, last=last)
+            measured = measure(net, curriculum, session.trigger, last=last)
             with treatment.evaluating():
                 if tested:
-                    row |= evaluate(net, stream, train=last)
+                    row |= evaluate(net, curriculum, train=last)
             row |= measured
             results |= row
             session.log(epoch=epoch + 1, step=at["step"], **row)

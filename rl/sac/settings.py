@@ -54,9 +54,7 @@ class Sac(Keys):
     tau: float = key("share of the critics that the target critics take over in an update", least=0, most=1)
     temperature: float = key("initial entropy temperature", above=0, most=1e6)
     target_entropy: float = key("the target is minus this, times the number of actions", least=0, most=1e6)
-    precision: str = key(
-        "of updates; in bf16, output layers and losses are fp32", choices=("fp32", "tf32", "bf16")
-    )
+    precision: str = key("in bf16, output layers and losses stay fp32", choices=("fp32", "tf32", "bf16"))
     stack: int = key("runs of a sweep that one process trains together", least=1, numbers=False)
     workers: bool = key("simulate each task of a stack in a process of its own", numbers=False)
 

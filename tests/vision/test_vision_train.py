@@ -63,15 +63,15 @@ def test_the_pass_for_new_statistics_leaves_the_net_as_it_was():
     arrays = pixels, labels, pixels, labels
     images = Images("two", *arrays, 2, torch.zeros(1), torch.tensor([1 / 255]))
     phase = PhaseData(0, "all", torch.arange(8), labels, epochs=1)
-    stream = Mock(return_value=[(images.normalise(pixels), labels)], images=images, phase=phase)
-    stream.cfg = OmegaConf.create({"eval_batch_size": 5, "precision": "fp32"})
+    curriculum = Mock(return_value=[(images.normalise(pixels), labels)], images=images, phase=phase)
+    curriculum.cfg = OmegaConf.create({"eval_batch_size": 5, "precision": "fp32"})
     before, draws = deepcopy(net.state_dict()), torch.get_rng_state()
     modes = [m.training for m in net.modules()]
-    found = reestimated(net, stream)
+    found = reestimated(net, curriculum)
     assert found == {"reestimated_test_accuracy": 1.0}
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert [m.training for m in net.modules()] == modes and torch.equal(torch.get_rng_state(), draws)
-    assert evaluate(net, stream) == {"test_accuracy": 0.5}
+    assert evaluate(net, curriculum) == {"test_accuracy": 0.5}
 
 
 @pytest.mark.parametrize(
