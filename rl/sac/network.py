@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.init import orthogonal_
 
 Draw = torch.Generator | None
 LAYER_NORM_EPSILON = 1e-6
@@ -87,16 +88,13 @@ class StackedLayerNorm(nn.Module):
         return torch.addcmul(self.bias.unsqueeze(1), normed, self.weight.unsqueeze(1))
 
 
-def linear(inputs: int, outputs: int, stack: int | None, kind: str, generator: Draw) -> nn.Module:
-    """Return a Linear (stack None) or StackedLinear with zero bias; `kind` of the weights is "orthogonal" or "he"."""
+def linear(inputs: int, outputs: int, stack: int | None, draw_: Any, generator: Draw) -> nn.Module:
+    """Return a Linear (stack None) or StackedLinear with zero bias and weights that `draw_` fills in place."""
     layer = nn.Linear(inputs, outputs) if stack is None else StackedLinear(stack, inputs, outputs)
     with torch.no_grad():
         layer.bias.zero_()
         for matrix in layer.weight.view(-1, outputs, inputs):
-            if kind == "orthogonal":
-                nn.init.orthogonal_(matrix, generator=generator)
-            else:
-                truncated_he_normal_(matrix, generator)
+            draw_(matrix, generator=generator)
     return layer
 
 
@@ -111,9 +109,9 @@ class ResidualBlock(nn.Module):
     def __init__(self, width: int, stack: int | None, generator: Draw):
         super().__init__()
         self.norm = layer_norm(width, stack)
-        self.expand = linear(width, 4 * width, stack, "he", generator)
+        self.expand = linear(width, 4 * width, stack, truncated_he_normal_, generator)
         self.relu = nn.ReLU()
-        self.contract = linear(4 * width, width, stack, "he", generator)
+        self.contract = linear(4 * width, width, stack, truncated_he_normal_, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.contract(self.relu(self.expand(self.norm(x))))
@@ -126,7 +124,7 @@ def hidden(width: int, blocks: int, norm: str, stack: int | None, generator: Dra
         return [*[ResidualBlock(width, stack, generator) for _ in range(blocks)], layer_norm(width, stack)]
     layers: list[nn.Module] = [nn.ReLU()]
     for _ in range(blocks):
-        layers += [linear(width, width, stack, "he", generator), nn.ReLU()]
+        layers += [linear(width, width, stack, truncated_he_normal_, generator), nn.ReLU()]
     return layers
 
 
@@ -138,8 +136,8 @@ class GaussianHead(nn.Module):
 
     def __init__(self, width: int, actions: int, generator: Draw):
         super().__init__()
-        self.mean = linear(width, actions, None, "orthogonal", generator)
-        self.log_std = linear(width, actions, None, "orthogonal", generator)
+        self.mean = linear(width, actions, None, orthogonal_, generator)
+        self.log_std = linear(width, actions, None, orthogonal_, generator)
         self.mean.is_head = self.log_std.is_head = True
 
     def forward(self, features: Tensor) -> Tensor:
@@ -165,7 +163,7 @@ class Actor(nn.Module):
         norm: str = "layer",
     ):
         super().__init__()
-        self.embed = linear(observations, width, None, "orthogonal", generator)
+        self.embed = linear(observations, width, None, orthogonal_, generator)
         layers = hidden(width, blocks, norm, None, generator)
         self.head = nn.Sequential(*layers, GaussianHead(width, actions, generator))
 
@@ -197,9 +195,9 @@ class Critics(nn.Module):
     ):
         super().__init__()
         self.critics = critics
-        self.embed = linear(observations + actions, width, critics, "orthogonal", generator)
+        self.embed = linear(observations + actions, width, critics, orthogonal_, generator)
         layers = hidden(width, blocks, norm, critics, generator)
-        self.head = nn.Sequential(*layers, linear(width, 1, critics, "orthogonal", generator))
+        self.head = nn.Sequential(*layers, linear(width, 1, critics, orthogonal_, generator))
         self.head[-1].full_precision = self.head[-1].is_head = True
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
