@@ -59,20 +59,20 @@ class Dqn(Keys):
 
 def check(cfg: DictConfig) -> None:
     """Raise UserError for the first setting that does not fit the others, with its value and what would fit."""
-    layers = cfg.network.convolutions
+    layers, n = cfg.network.convolutions, cfg.env.environments
     if not layers or any(len(layer) != 3 for layer in layers):
+        raise UserError(f"network.convolutions={layers}: give [channels, kernel, stride] for each")
+    if not cfg.learning_starts < cfg.midpoint < cfg.total_steps:
         raise UserError(
-            f"network.convolutions={layers}: give [channels, kernel, stride] for each, whole numbers above 0"
+            f"midpoint={cfg.midpoint} must lie after learning_starts={cfg.learning_starts} and before "
+            f"total_steps={cfg.total_steps}"
         )
-    n = cfg.env.environments
-    if not 0 < cfg.midpoint < cfg.total_steps:
-        raise UserError(f"midpoint={cfg.midpoint} must lie between 0 and total_steps={cfg.total_steps}")
     counted = ["total_steps", "midpoint", "log_every", "eval_every", "learning_starts", "replay_capacity"]
     counted += ["target_every", "random_episodes", *([] if cfg.compat == "official" else ["eval_episodes"])]
     for name in counted:
         if cfg[name] % n:
             raise UserError(
-                f"{name}={cfg[name]} must be a multiple of env.environments={n}: all step together"
+                f"{name}={cfg[name]} must be a multiple of env.environments={n}: all step at once"
             )
     if cfg.compat == "official" and cfg.eval_steps < n:
         raise UserError(f"eval_steps={cfg.eval_steps} must be at least env.environments={n}")
@@ -87,8 +87,6 @@ def check(cfg: DictConfig) -> None:
             f"n_step={cfg.n_step}: replay_capacity={cfg.replay_capacity} holds {cfg.replay_capacity // n} steps of each "
             "game, give at most that"
         )
-    if cfg.midpoint <= cfg.learning_starts:
-        raise UserError(f"midpoint={cfg.midpoint} must be after learning_starts={cfg.learning_starts}")
     if cfg.midpoint % cfg.target_every:
         raise UserError(
             f"midpoint={cfg.midpoint} must be a multiple of target_every={cfg.target_every}: "
