@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, first_line
 
 END_OF_TEXT = "<|endoftext|>"
 ASSETS = Path(__file__).resolve().parent / "assets"
@@ -51,8 +51,9 @@ def load_tokenizer(name: str) -> TextTokenizer:
     try:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises no narrower type
-        reason = str(error).splitlines()[0][:160]
-        raise UserError(f"tokenizer {path} cannot be read ({reason}): give another file") from error
+        raise UserError(
+            f"tokenizer {path} cannot be read ({first_line(error)}): give another file"
+        ) from error
     backend.encode_special_tokens = True
     backend.no_truncation()  # both may be stored in the file
     backend.no_padding()
