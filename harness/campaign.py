@@ -27,7 +27,7 @@ import pandas as pd
 import yaml
 
 from fire_core.errors import UserError, did_you_mean, first_line, print_error, reader_may_leave
-from harness.config import CONF, domain_of, in_file, options, runs_of
+from harness.config import CONF, content_of, domain_of, options, runs_of
 from harness.domains import find
 from harness.launch import BAD_INPUT
 from harness.naming import changes, label
@@ -133,7 +133,7 @@ def minutes_of(experiment: str, content: dict[str, Any]) -> float:
     if experiment in content.get("work", {}):
         kind, amount = content["work"][experiment]
         return amount / content["rates"][kind] / 60
-    return (in_file(experiment, "minutes") or {}).get(content["size"]) or 0.0
+    return content_of(experiment).get("minutes", {}).get(content["size"], 0.0)
 
 
 def train(commands: Sequence[Sequence[str]], budget: float = math.inf) -> int:

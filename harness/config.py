@@ -1,8 +1,8 @@
 """From a command line to the config of one run.
 
-Hydra composes it, once. Its defaults list, in `conf/<script>.yaml`, names what it composes beside the files of `conf/`:
-the keys of the script, from its dataclasses (`<script>_keys`); the section `at.<size>` of the experiment's file, as
-`at/<experiment>/<size>`; and each method, as the settings of its class. `resolve` then checks every value.
+Hydra composes the defaults list of `conf/<script>.yaml`, once: beside files of `conf/`, the keys of the script from its
+dataclasses (`<script>_keys`), the section `at.<size>` of the experiment's file (`at/<experiment>/<size>`), and each method
+as the settings of its class. `resolve` then checks every value.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.errors import UserError, did_you_mean, first_line
 from fire_core.methods import Method, available, create, without_added
-from harness.settings import CONF, Domain, check, unset
+from harness.settings import CONF, Domain, check, keys
 from harness.trigger import check_trigger
 
 FOLDERS = [CONF]  # of YAML files; `launch` adds that of a domain with a folder of its own
@@ -41,15 +42,11 @@ OmegaConf.register_new_resolver("compilable", lambda name: "activations" not in 
 
 
 def compose(domain: Domain, overrides: list[str]) -> DictConfig:
-    """Return what Hydra composes, with its node `hydra`; interpolations are not resolved and values not checked.
-
-    Raises UserError if Hydra cannot compose it.
-    """
+    """Return what Hydra composes, with its node `hydra`, before `resolve`. Raises UserError if it cannot."""
     defaults = read_yaml(domain.conf / f"{domain.name}.yaml")["defaults"]
-    [usual] = [entry["experiment"] for entry in defaults if isinstance(entry, dict) and "experiment" in entry]
-    typed = [str(o.value()) for o in parse(overrides) if o.key_or_group == "experiment"]
-    [experiment] = typed[-1:] or [usual]
-    store(domain, experiment)
+    chosen = [entry["experiment"] for entry in defaults if isinstance(entry, dict) and "experiment" in entry]
+    chosen += [str(o.value()) for o in parse(overrides) if o.key_or_group == "experiment"]
+    store(domain, chosen[-1])
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(domain.conf), version_base="1.3"):
@@ -57,11 +54,8 @@ def compose(domain: Domain, overrides: list[str]) -> DictConfig:
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError) as error:
         if missing := getattr(error, "missing_cfg_file", None):
             group, _, name = missing.rpartition("/")
-            sized = group == "size" or group.startswith("at/")
-            known = in_file(experiment, "at") if sized else error.options or ()
-            raise UserError(
-                f"{'size' if sized else group}={name} does not exist{did_you_mean(name, known)}"
-            ) from error
+            group, known = "size" if group.startswith("at/") else group, error.options or ()
+            raise UserError(f"{group}={name} does not exist{did_you_mean(name, known)}") from error
         raise UserError(f"cannot compose the config: {first_line(error)}") from error
 
 
@@ -74,10 +68,14 @@ def search_path(domain: Domain) -> list[str]:
 def store(domain: Domain, experiment: str) -> None:
     """Tell Hydra what it composes beside the files of conf/. It copies all of it each time, so it gets one experiment."""
     configs = ConfigStore.instance()
-    configs.store(name=f"{domain.name}_keys", node=unset(domain))
+    unset = OmegaConf.create()  # null where null is a value, else ??? (not set yet)
+    for name, each in keys(domain).items():
+        if name != "method":
+            OmegaConf.update(unset, name, None if each.nullable else MISSING)
+    configs.store(name=f"{domain.name}_keys", node=unset)
     for method in available().values():
         configs.store(group="method", name=method.name, node=settings_of(method))
-    for size, section in in_file(experiment, "at").items():
+    for size, section in content_of(experiment)["at"].items():
         configs.store(group="size", name=size, node={"size": size}, package="_global_")
         configs.store(group=f"at/{experiment}", name=size, node=section, package="_global_")
 
@@ -122,24 +120,17 @@ def runs_of(overrides: list[str]) -> list[list[str]]:
     return runs
 
 
-def resolve(domain: Domain, cfg: DictConfig, node: DictConfig | None = None) -> DictConfig:
-    """Return the read-only config of one run, with every value checked.
-
-    Args:
-        cfg: what Hydra composed.
-        node: Hydra's own settings, if they are not part of `cfg`.
-    Raises: UserError for the first wrong value.
-    """
-    experiment = (cfg.hydra if node is None else node).runtime.choices["experiment"]
+def resolve(domain: Domain, cfg: DictConfig) -> DictConfig:
+    """Return the read-only config of one run from what Hydra composed. Raises UserError for the first wrong value."""
+    experiment = (cfg.hydra if "hydra" in cfg else HydraConfig.get()).runtime.choices["experiment"]
     try:
         plain = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
         composed: Any = OmegaConf.to_container(plain, resolve=True)
     except (OmegaConfBaseException, RecursionError, TypeError) as error:
         raise UserError(f"the config cannot be resolved: {first_line(error)}") from error
     if composed["domain"] != domain.name:
-        raise UserError(
-            f"experiment={experiment} belongs to {composed['domain']}, this script trains {domain.name}"
-        )
+        owner = composed["domain"]
+        raise UserError(f"experiment={experiment} belongs to {owner}, this script trains {domain.name}")
     settings = {key: value for key, value in composed.items() if key not in TABLES}
     minutes = (composed.get("minutes") or {}).get(composed["size"])
     checked = check(domain, settings | {"experiment": experiment, "minutes": minutes})
@@ -169,24 +160,20 @@ def file_of(group: str, option: str) -> Path:
 
 def domain_of(experiment: str) -> str:
     """Return the name of the domain of an experiment."""
-    return str(in_file(experiment, "domain") or "")
-
-
-def in_file(experiment: str, key: str) -> Any:
-    """Return a key of an experiment's file, with what it inherits from the one that it builds on; None if it has none."""
-    return _experiment(experiment).get(key)
+    return content_of(experiment).get("domain", "")
 
 
 @functools.cache
-def _experiment(name: str) -> dict[str, Any]:
-    content = read_yaml(file_of("experiment", name))
+def content_of(experiment: str) -> dict[str, Any]:
+    """Return the content of an experiment's file, with what it inherits from the one that it builds on."""
+    content = read_yaml(file_of("experiment", experiment))
     bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
-    return OmegaConf.to_container(OmegaConf.merge(*map(_experiment, bases), content))  # type: ignore[return-value]
+    return OmegaConf.to_container(OmegaConf.merge(*map(content_of, bases), content))  # type: ignore[return-value]
 
 
 def sweeps(experiment: str) -> bool:
     """Return whether an experiment, if it exists, says itself what `-m` sweeps."""
-    return experiment in options("experiment") and "sweeper" in (in_file(experiment, "hydra") or {})
+    return experiment in options("experiment") and "sweeper" in content_of(experiment).get("hydra", {})
 
 
 @functools.cache

@@ -231,7 +231,7 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
     with ExitStack() as stack:
         folder = None
         try:
-            cfg = resolve(domain, cfg, node)
+            cfg = resolve(domain, cfg)
             domain.check(cfg)
             if is_sweep():
                 folder = place(domain, cfg, list(node.overrides.task)).folder

@@ -9,7 +9,17 @@ from collections.abc import Iterable
 from omegaconf import OmegaConf
 
 from fire_core.methods import available
-from harness.config import FOLDERS, SIZES, compose, domain_of, file_of, in_file, options, read_yaml, resolve
+from harness.config import (
+    FOLDERS,
+    SIZES,
+    compose,
+    content_of,
+    domain_of,
+    file_of,
+    options,
+    read_yaml,
+    resolve,
+)
 from harness.domains import methods_of
 from harness.settings import Domain, keys
 
@@ -92,7 +102,7 @@ def about(name: str, everything: bool = False) -> str:
     ]
     lines = [line for line in lines if "@package" not in line]
     end = next((number for number, line in enumerate(lines, 1) if line.endswith((".", "?"))), len(lines))
-    minutes, sizes = in_file(name, "minutes") or {}, in_file(name, "at") or {}
+    minutes, sizes = content_of(name).get("minutes", {}), content_of(name)["at"]
     with_minutes = [
         f"{size} {minutes[size]:g} min" if size in minutes else size for size in SIZES if size in sizes
     ]
@@ -101,7 +111,7 @@ def about(name: str, everything: bool = False) -> str:
 
 def title(name: str) -> str:
     """Return the minutes of an experiment on a laptop, and the first two parts of what `about` says of it."""
-    minutes = in_file(name, "minutes") or {}
+    minutes = content_of(name).get("minutes", {})
     shown = ", ".join(f"{size} {minutes[size]:g}" for size in ("small", "medium") if size in minutes)
     return f"{f'[{shown}]':<25}" + ": ".join(about(name).split(": ")[:2]).removesuffix(".")
 

@@ -13,13 +13,7 @@ from harness.config import compose, options, parse, resolve, runs_of
 from harness.domains import find
 from harness.settings import Domain, keys
 
-OUR_FOLDERS = (
-    "hydra.run.dir",
-    "hydra.sweep.dir",
-    "hydra.sweep.subdir",
-    "hydra.job.chdir",
-    "hydra.output_subdir",
-)
+REFUSED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.chdir", "hydra.output_subdir")
 
 
 def compose_config(name: str, overrides: list[str]) -> DictConfig:
@@ -34,13 +28,11 @@ def check_overrides(domain: Domain, overrides: list[str]) -> None:
     own = {f"method.{entry.name}" for method in available().values() for entry in fields(method)}
     known = [*(name for name in keys(domain) if name != "minutes"), "method.variant", *sorted(own)]
     for override in parse(overrides):
-        key = override.key_or_group
-        if key in OUR_FOLDERS:
-            raise UserError(
-                f"{override.input_line}: a run's folder has its name; choose their root with run.root=FOLDER"
-            )
+        key, text = override.key_or_group, override.input_line
+        if key in REFUSED:
+            raise UserError(f"{text}: a run's folder has its name; choose their root with run.root=FOLDER")
         if isinstance(override.value(), list) and options(key):
-            raise UserError(f"{override.input_line}: a run has one {key}; a sweep has several: -m {key}=a,b")
+            raise UserError(f"{text}: a run has one {key}; a sweep has several: -m {key}=a,b")
         exists = options(key) or override.is_hydra_override()
         if not exists and not any(f"{name}.".startswith(f"{key}.") for name in known):
             raise UserError(f"key {key!r} does not exist{did_you_mean(key, known)}")
@@ -49,10 +41,7 @@ def check_overrides(domain: Domain, overrides: list[str]) -> None:
 def check_sweep(
     domain: Domain, overrides: list[str], check_run: Callable[[DictConfig], object] = lambda cfg: None
 ) -> list[tuple[list[str], DictConfig]]:
-    """Return the overrides and the config of each run of a sweep.
-
-    Raises UserError if the config of a run is wrong, or `check_run` refuses it; every mistake is named once.
-    """
+    """Return the overrides and the config of each run of a sweep. Raises UserError, which names every mistake once."""
     parsed = parse(overrides)
     hydras = [o.input_line for o in parsed if o.is_hydra_override()]
     typed = [o.input_line for o in parsed if not o.is_hydra_override()]

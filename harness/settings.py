@@ -35,9 +35,7 @@ class Domain:
     # beside `method` and `optimizer_state`, what takes effect at boundaries only: runs that differ in it share phase 0
     at_boundary: tuple[str, ...] = ()
     gives: frozenset[str] = frozenset(NEEDS)  # what its loop gives to methods
-    refuses: Mapping[str, str] = field(
-        default_factory=dict
-    )  # {method that cannot run for another reason: why}
+    refuses: Mapping[str, str] = field(default_factory=dict)  # {method that cannot run otherwise: why}
     check: Callable[[DictConfig], object] = lambda cfg: None  # raises UserError for contradictory settings
     needs: tuple[str, ...] = ()  # modules without which the script does not start
     watched: tuple[str, ...] = ()  # metrics recorded again and again that `trigger=plateau` can observe
@@ -60,9 +58,8 @@ class Key:
     above: float = -math.inf  # values must be larger than this
     most: float = math.inf
     choices: tuple[Any, ...] = ()
-    each: type | None = (
-        None  # for keys of type Any: one value of this type, or a list of them, one for each phase
-    )
+    # for keys of type Any: one value of this type, or a list of them, one for each phase
+    each: type | None = None
     # Whether it is part of a run's identity, or a function of the config that says so. Paths are not, nor device and
     # threads, which change numbers by rounding.
     numbers: bool | Callable[[dict[str, Any]], bool] = True
@@ -72,11 +69,10 @@ class Key:
     def allows(self, value: Any) -> bool:
         """Return whether a value of the right type, or each part of a list, is in range; NaN is not."""
         parts = value if isinstance(value, list) else [value]
-        if self.each:
-            return bool(parts) and all(type(p) in (int, self.each) and self._in_range(p) for p in parts)
-        return self._in_range(value) if value is not parts else all(map(self.allows, parts))
-
-    def _in_range(self, value: Any) -> bool:
+        if self.each and not (parts and all(type(part) in (int, self.each) for part in parts)):
+            return False
+        if parts is value:
+            return all(map(self.allows, parts))
         if value == "" or (self.choices and value not in self.choices):
             return False
         return not isinstance(value, int | float) or (value > self.above and self.least <= value <= self.most)
@@ -127,15 +123,11 @@ class TriggerKeys:
 
     name: str = key("when the method acts: one of conf/trigger; boundary: at boundaries")
     metric: str | None = key("plateau: the logged metric")
-    mode: str | None = key(
-        "plateau: min if smaller values are better, max if larger ones are", choices=(None, "min", "max")
-    )
+    mode: str | None = key("plateau: min if smaller is better, max if larger", choices=(None, "min", "max"))
     patience: int | None = key("plateau: records to wait for an improvement", least=1)
     min_change: float | None = key("plateau: smallest change that counts as an improvement", least=0)
     level: float | None = key("dormancy, dfi: the method acts above this value", least=0)
-    share: float | None = key(
-        "rank, gradient: the method acts below this share of the highest value", above=0, most=1
-    )
+    share: float | None = key("rank, gradient: it acts below this share of the highest", above=0, most=1)
     steps: int | None = key("every, shifted: steps between two interventions", least=1)
     first: int | None = key("shifted: step of the first intervention", least=1)
     cooldown: int | None = key("smallest number of steps between two interventions", least=0)
@@ -162,11 +154,11 @@ class Keys:
 
 def keys(domain: Domain) -> dict[str, Key]:
     """Return {dotted name: key} of a script."""
-    return _keys(domain.keys, "")
+    return _keys(domain.keys)
 
 
 @functools.cache
-def _keys(cls: type, prefix: str) -> dict[str, Key]:
+def _keys(cls: type, prefix: str = "") -> dict[str, Key]:
     found, hints = {}, get_type_hints(cls)
     for entry in fields(cls):
         name, kind = prefix + entry.name, hints[entry.name]
@@ -177,20 +169,8 @@ def _keys(cls: type, prefix: str) -> dict[str, Key]:
     return found
 
 
-def unset(domain: Domain) -> DictConfig:
-    """Return the keys of a script as Hydra composes them: null where null is a value, else ??? (not set yet)."""
-    node = OmegaConf.create()
-    for name, each in keys(domain).items():
-        if name != "method":
-            OmegaConf.update(node, name, None if each.nullable else MISSING)
-    return node
-
-
 def check(domain: Domain, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config with each value in its type (1 becomes 1.0 where a float is wanted).
-
-    Raises UserError for the first value that has another type, is out of range or not set, and for an unknown key.
-    """
+    """Return the config with each value in its type (1 becomes 1.0). Raises UserError for the first wrong one."""
     known = keys(domain)
     try:
         typed = OmegaConf.merge(OmegaConf.structured(domain.keys), config)
@@ -199,8 +179,9 @@ def check(domain: Domain, config: dict[str, Any]) -> dict[str, Any]:
         if name in known:
             value = OmegaConf.select(OmegaConf.create(config), name)
             raise UserError(f"{name}={value!r}: {known[name].wanted()}") from None
-        where = name or "the config"
-        raise UserError(f"{where} does not fit the keys of this script: {first_line(error)}") from None
+        raise UserError(
+            f"{name or 'the config'} does not fit the keys of this script: {first_line(error)}"
+        ) from None
     checked = OmegaConf.to_container(typed)
     for name, each in known.items():
         value = functools.reduce(dict.__getitem__, name.split("."), checked)

@@ -12,7 +12,7 @@ import pytest
 from analysis import claims
 from fire_core.errors import UserError
 from harness.campaign import load, plan, train
-from harness.config import in_file
+from harness.config import content_of
 from harness.domains import find
 
 TINY = """
@@ -74,7 +74,7 @@ def test_a_plan_worked_by_hand(tiny, tmp_path):
     finish(tmp_path, "random_label", "none-batch_size=8", 4)
     finish(tmp_path, "random_label", "none-batch_size=9", 3)
     lines = plan(tiny, [f"run.root={tmp_path}"]).splitlines()
-    minutes = in_file("label_noise", "minutes")["smoke"]
+    minutes = content_of("label_noise")["minutes"]["smoke"]
     ends = [0.5, 0.5 + minutes / 60, 1.0 + minutes / 60, 1.5 + minutes / 60]
     left = [
         re.match(r" *(\d) of +(\d) runs left, done after +([.\d]+) h: python ", line) for line in lines[:4]
@@ -96,7 +96,7 @@ def test_the_campaigns_of_the_repository_name_runs_that_exist(name, runs):
     for sweep in sweeps:
         for experiment, method, _ in settings(sweep):
             assert method not in find(sweep.domain).refuses
-            assert content["size"] in in_file(experiment, "at")
+            assert content["size"] in content_of(experiment)["at"]
 
 
 def python(code):

@@ -11,8 +11,8 @@ from fire_core.methods import Method, available, create
 from harness.config import (
     CONF,
     compose,
+    content_of,
     domain_of,
-    in_file,
     options,
     read_yaml,
     resolve,
@@ -46,10 +46,10 @@ def test_the_natural_key_works_at_every_size(domain):
 def test_every_experiment_has_two_sizes_methods_that_exist_and_a_sweep_if_it_says_so():
     """That each composes at each size is shown by the golden record."""
     for experiment in options("experiment"):
-        assert {"smoke", "small"} <= set(in_file(experiment, "at"))
-        if sweep := in_file(experiment, "hydra"):
+        assert {"smoke", "small"} <= set(content_of(experiment)["at"])
+        if sweep := content_of(experiment).get("hydra"):
             assert len(runs_of([f"{key}={value}" for key, value in sweep["sweeper"]["params"].items()])) > 1
-        for name, settings in (in_file(experiment, "tuned") or {}).items():
+        for name, settings in content_of(experiment).get("tuned", {}).items():
             if isinstance(settings, dict) and name not in ("trigger", "variants"):
                 assert create(name, **settings).name == name
 
