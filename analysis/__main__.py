@@ -10,7 +10,7 @@ from analysis.export import export
 from analysis.figures import CAPTIONS, FIGURES
 from analysis.rendering import markdown, plain
 from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
-from fire_core.errors import UserError, did_you_mean, print_error, reader_may_leave
+from fire_core.errors import UserError, clean_exit, did_you_mean, print_error
 from fire_core.files import write_atomic
 
 FORMATS = ("png", "svg", "pdf")
@@ -138,5 +138,5 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    with reader_may_leave():
+    with clean_exit():
         sys.exit(main())

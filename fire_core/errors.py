@@ -52,8 +52,8 @@ def print_error(error: object) -> None:
 
 
 @contextmanager
-def reader_may_leave() -> Iterator[None]:
-    """Run the body and write what it printed; end without an error if nobody reads on, as in `command | head`."""
+def clean_exit() -> Iterator[None]:
+    """Run a command: print bad input in one line and exit with 2; end quietly if nobody reads on, as in `command | head`."""
     try:
         try:
             yield
@@ -61,6 +61,9 @@ def reader_may_leave() -> Iterator[None]:
             sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (UserError, OSError) as error:
+        print_error(error)
+        sys.exit(2)
 
 
 def first_line(error: BaseException) -> str:

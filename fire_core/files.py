@@ -1,13 +1,20 @@
-"""Atomic writing of files and folders: readers see the old content or the new, never a part."""
+"""Files: written atomically, so that readers see the old content or the new, and torch files read without running code."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import secrets
 import shutil
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import torch
+
+from fire_core.errors import UserError, first_line
 
 TORN = ".torn"
 
@@ -36,6 +43,31 @@ def write_atomic(path: Path, text: str) -> None:
     """Write `text` to `path` in UTF-8 and replace an existing file in one step."""
     with written_aside(path) as aside, aside.open("w", encoding="utf-8", newline="") as file:
         file.write(text)
+
+
+def load_torch(
+    path: Path, remedy: str = "fetch it again, or save the weights alone", mapped: bool = True
+) -> Any:
+    """Return what `torch.save` wrote, on the CPU and `mapped`. Code in the file is not run.
+
+    torch.load checks no checksum and maps compressed records as if they were not, so both are checked here. Raises
+    UserError, which ends in `remedy`, for a file that is damaged or unsafe.
+    """
+    try:
+        reason, zipped = "", zipfile.is_zipfile(path)
+        if zipped:
+            with zipfile.ZipFile(path) as archive:
+                if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
+                    reason = " (it is compressed, which torch.save never does)"
+                elif record := archive.testzip():
+                    reason = f" (record {record!r} differs from its checksum)"
+        if not reason:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipped)
+    except pickle.UnpicklingError:  # its message advises to load without the safety
+        reason = " safely: it holds more than tensors and plain values, which could run code"
+    except Exception as error:
+        reason = f" ({first_line(error)})"
+    raise UserError(f"{path} cannot be read{reason}: {remedy}")
 
 
 def remove_torn(folder: Path) -> None:

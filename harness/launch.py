@@ -34,7 +34,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from fire_core.errors import UserError, first_line, print_error, reader_may_leave
+from fire_core.errors import UserError, clean_exit, first_line, print_error
 from fire_core.files import write_atomic
 from fire_core.methods import Method
 from harness import stop, sweep
@@ -193,7 +193,7 @@ class Job:
 
 
 def _help(domain: Domain, everything: bool) -> None:
-    with reader_may_leave():
+    with clean_exit():
         print(manual(domain, everything))
 
 

@@ -6,14 +6,13 @@ python -m harness.status --root runs [--detail]
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
 from fire_core.columns import columns
-from fire_core.errors import UserError, print_error, printable, reader_may_leave
+from fire_core.errors import clean_exit, printable
 from harness.config import options as files_of
 from harness.runs.folders import find_folders, identify, read_meta, read_text
 
@@ -58,18 +57,15 @@ def _place(run: dict[str, Any]) -> tuple[str, str]:
     return run["experiment"], run["size"]
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0, or 2 for bad input."""
+def main(given: Sequence[str] | None = None) -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m harness.status", description=__doc__.splitlines()[0])
     parser.add_argument("--root", default="runs", help="folder of all runs (runs)")
     parser.add_argument("--detail", action="store_true", help="one line for each run")
     options = parser.parse_args(given)
-    try:
-        folders = find_folders(options.root)
-    except UserError as error:
-        print_error(error)
-        return 2
-    rows = with_missing(identify(path, read_meta(path)) | {"path": path} for path in folders)
+    rows = with_missing(
+        identify(path, read_meta(path)) | {"path": path} for path in find_folders(options.root)
+    )
     lines = overview(rows) if rows else [f"no runs in '{options.root}' yet"]
     for row in rows:
         if options.detail or row["status"] not in ("done", "running"):
@@ -82,9 +78,8 @@ def main(given: Sequence[str] | None = None) -> int:
     never_run = [name for name in files_of("experiment") if name not in {row["experiment"] for row in rows}]
     lines.append(f"never run: {', '.join(never_run) or 'none'}")
     print("\n".join(map(printable, lines)))
-    return 0
 
 
 if __name__ == "__main__":
-    with reader_may_leave():
-        sys.exit(main())
+    with clean_exit():
+        main()

@@ -8,7 +8,8 @@ from fire_core.checkpoints.files import open_checkpoint
 from fire_core.checkpoints.targets import targets_of
 from fire_core.checkpoints.treat import spectra, treat_file
 from fire_core.columns import columns
-from fire_core.errors import UserError, printable, reader_may_leave
+from fire_core.copies import Likeness
+from fire_core.errors import UserError, clean_exit, printable
 from fire_core.methods import available, moments, table
 from fire_core.projection import FireSettings
 from fire_core.targets import shorten
@@ -18,7 +19,7 @@ SETTINGS = ("solver", "iterations", "normalize", "scale", "strength", "degenerat
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command of `fire-core` and return the exit code: 0, 2 after an error, 130 after Ctrl-C."""
+    """Run one command of `fire-core`; return 0, or 130 after Ctrl-C. Bad input exits with 2."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if len(rest) == 1 and not rest[0].startswith("-") and getattr(options, "out", "") is None:
@@ -26,11 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        with reader_may_leave():
+        with clean_exit():
             options.run(options)
-    except (UserError, OSError) as error:
-        print(f"error: {printable(error)}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("error: interrupted; no output was left half-written", file=sys.stderr)
         return 130
@@ -55,21 +53,17 @@ def apply(options: argparse.Namespace) -> None:
         raise UserError("no output is given: name a file to write, or ask for a --dry-run")
     checkpoint = open_checkpoint(options.checkpoint, options.key)
     targets, source = targets_of(checkpoint, options.targets, options.model)
-    report = treat_file(
-        checkpoint,
-        targets,
+    out, settings = (
         None if options.dry_run else options.out,
-        progress=lambda done: _show(done, len(targets.included)),
-        **{name: getattr(options, name) for name in SETTINGS},
+        {name: getattr(options, name) for name in SETTINGS},
     )
-    print(report)
+    total = len(targets.included)
+    print(treat_file(checkpoint, targets, out, progress=lambda done: _show(done, total), **settings))
     print(printable(source))
-    if copies := checkpoint.copies():
-        print(
-            printable(f"left as they are, although they look like copies of these weights: {shorten(copies)}")
-        )
-    if not options.dry_run:
-        print(f"written to {printable(options.out)}")
+    if copies := shorten(Likeness(checkpoint.tensors).places(checkpoint.content)):
+        print(printable(f"left as they are, although they look like copies of these weights: {copies}"))
+    if out is not None:
+        print(f"written to {printable(out)}")
         print("optimizer state and averages of the old weights do not fit the new ones: start both anew")
 
 
@@ -108,5 +102,4 @@ def _parser() -> argparse.ArgumentParser:
 def _show(done: int, total: int) -> None:
     """Show the number of matrices that are done on the terminal, if there is one."""
     if sys.stderr.isatty():
-        end = "\n" if done == total else ""
-        print(f"\r{done} of {total} matrices", end=end, file=sys.stderr, flush=True)
+        print(f"\r{done} of {total} matrices", end="\n" * (done == total), file=sys.stderr, flush=True)

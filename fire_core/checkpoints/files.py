@@ -1,10 +1,7 @@
 """Weights on disk: one safetensors or torch file, or a Hugging Face folder, which is read but never written."""
 
-import json
 import os
-import pickle
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,19 +13,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fire_core.copies import Likeness
 from fire_core.errors import UserError, first_line
-from fire_core.files import written_aside
+from fire_core.files import load_torch, written_aside
 from fire_core.targets import shorten
 
 SAFE = ".safetensors"
-BIN = "pytorch_model.bin"
-SOURCES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    BIN,
-    f"{BIN}.index.json",
-)  # in transformers' order
+# of a folder, in transformers' order; shards end in 00001-of-00003.safetensors
+FILES = ("model.safetensors", "model*.safetensors", "pytorch_model.bin", "pytorch_model*.bin")
 MOST_LEVELS = 200  # of a name: modules are nested, and Python nests about a thousand calls
 # Lightning's weight averaging keeps the average in state_dict and resumes from current_model_state
 ENTRIES = "current_model_state model state_dict model_state_dict module network net nets".split()  # noqa: SIM905
@@ -65,15 +56,9 @@ class Checkpoint:
                 else:
                     with aside.open("wb") as file:  # given a path, torch would write that name into the file
                         torch.save(self.content, file)
-                self.check_output(target)
         except (OSError, RuntimeError, SafetensorError) as error:  # torch reports a full disk as RuntimeError
-            raise UserError(
-                f"{str(target)!r} cannot be written, and nothing was left behind: {first_line(error)}"
-            ) from error
-
-    def copies(self) -> list[str]:
-        """Return the dotted paths of other entries of a torch file that look like copies of these weights."""
-        return Likeness(self.tensors).places(self.content)
+            reason = f"cannot be written, and nothing was left behind: {first_line(error)}"
+            raise UserError(f"{str(target)!r} {reason}") from error
 
 
 def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
@@ -83,36 +68,28 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     Raises UserError if there are no weights in a known form, and for damaged files and files that would run code.
     """
     path = Path(path)
-    if path.is_dir():
-        found, config = _open_folder(path, key), path / "config.json"
-    elif path.is_file() and path.suffix != ".json":
-        found, config = _open_file(path, key), path.parent / "config.json"
-    else:
+    if not path.is_dir() and (not path.is_file() or path.suffix == ".json"):
         raise UserError(
             f"{str(path)!r} is neither a file of weights nor a folder (of an index, name the folder)"
         )
+    found = _open_folder(path, key) if path.is_dir() else _open_file(path, key)
+    config = (path if path.is_dir() else path.parent) / "config.json"
     described = path.is_dir() or re.match(r"(pytorch_)?model\b.*\.(safetensors|bin)$", path.name)
     found.config = config if described and config.is_file() else None
     return found
 
 
 def _open_folder(path: Path, key: str | None) -> Checkpoint:
-    source = next((path / name for name in SOURCES if (path / name).is_file()), None)
-    if source is None:
-        raise UserError(f"folder {str(path)!r} holds none of {', '.join(SOURCES)}: name a file in it")
-    try:
-        index = json.loads(source.read_text("utf-8"))["weight_map"] if source.suffix == ".json" else {}
-        files = [path / file for file in sorted(set(index.values()))] or [source]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    found = ([file for file in sorted(path.glob(pattern)) if file.is_file()] for pattern in FILES)
+    files = next(filter(None, found), [])
+    of = re.search(r"-of-0*(\d+)", files[0].name) if files else None
+    if not files or (of and len(files) != int(of[1])):
+        wanted = f"{of[1]} shards" if of else " or ".join(FILES)
         raise UserError(
-            f"{source} is not an index of shards ({first_line(error)}): fetch it again"
-        ) from error
-    if missing := [file.name for file in files if file.parent != path or not file.is_file()]:
-        raise UserError(f"{source} names {missing[:5]}, which are not files of the folder: fetch them first")
+            f"folder {str(path)!r} has {len(files)} of {wanted}: fetch them, or name a file in it"
+        )
     shards = [_open_file(file, key) for file in files]
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
-    if absent := [name for name in index if name not in tensors]:
-        raise UserError(f"{path} lacks tensors that its index names ({shorten(absent, 3)}): fetch it again")
     return Checkpoint(path, tensors, metadata=shards[0].metadata)
 
 
@@ -130,41 +107,15 @@ def _open_file(path: Path, key: str | None) -> Checkpoint:
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read as safetensors: {error}") from error
     for name, tensor in found.tensors.items():
-        reason = ""
-        if name.count(".") > MOST_LEVELS:
-            reason = f"is {name.count('.')} levels deep: at most {MOST_LEVELS}"
-        elif not name.isprintable():
-            reason = "cannot be printed: rename it, if you trust the file"
-        elif tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided:
-            reason = "is sparse, nested or on the meta device: save it as an ordinary dense tensor"
-        if reason:
-            raise UserError(f"{path}: tensor {name[:40]!r} {reason}")
+        if (levels := name.count(".")) > MOST_LEVELS:
+            raise UserError(f"{path}: tensor {name[:40]!r} is {levels} levels deep: at most {MOST_LEVELS}")
+        if not name.isprintable():
+            raise UserError(
+                f"{path}: the name {name[:40]!r} cannot be printed: rename it, if you trust the file"
+            )
+        if tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided:
+            raise UserError(f"{path}: {name[:40]!r} is sparse, nested or on the meta device: save it dense")
     return found
-
-
-def load_torch(
-    path: Path, remedy: str = "fetch it again, or save the weights alone", mapped: bool = True
-) -> Any:
-    """Return what `torch.save` wrote, on the CPU and `mapped`. Code in the file is not run.
-
-    torch.load checks no checksum and maps compressed records as if they were not, so both are checked here. Raises
-    UserError, which ends in `remedy`, for a file that is damaged or unsafe.
-    """
-    try:
-        reason, zipped = "", zipfile.is_zipfile(path)
-        if zipped:
-            with zipfile.ZipFile(path) as archive:
-                if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
-                    reason = " (it is compressed, which torch.save never does)"
-                elif record := archive.testzip():
-                    reason = f" (record {record!r} differs from its checksum)"
-        if not reason:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipped)
-    except pickle.UnpicklingError:  # its message advises to load without the safety
-        reason = " safely: it holds more than tensors and plain values, which could run code"
-    except Exception as error:
-        reason = f" ({first_line(error)})"
-    raise UserError(f"{path} cannot be read{reason}: {remedy}")
 
 
 def _weights_in(content: Any, key: str | None, path: Path) -> tuple[dict[str, Tensor], str]:
@@ -173,9 +124,10 @@ def _weights_in(content: Any, key: str | None, path: Path) -> tuple[dict[str, Te
     entries = [*((name, top[name]) for name in ENTRIES if name in top), ("", content)]
     if "message_hub" in top and "ema_state_dict" in top:  # mmengine exchanges the average and the weights
         entries.insert(0, ("ema_state_dict", top["ema_state_dict"]))
-    for word in key.split(".") if key is not None else ():
-        content = content.get(word) if isinstance(content, Mapping) else None
-        entries = [(key or "", content)]
+    if key is not None:
+        for word in key.split("."):
+            content = content.get(word) if isinstance(content, Mapping) else None
+        entries = [(key, content)]
     for name, entry in entries:
         items = entry.items() if isinstance(entry, Mapping) else ()
         if tensors := {n: t for n, t in items if isinstance(n, str) and isinstance(t, Tensor)}:

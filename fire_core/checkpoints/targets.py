@@ -1,12 +1,12 @@
 """Target matrices of a checkpoint, from the model that it belongs to or from its names and shapes."""
 
 import importlib
-import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fire_core.checkpoints.files import Checkpoint
 from fire_core.copies import ends, followers_among
@@ -30,36 +30,34 @@ def targets_of(
         model: "package.module:callable", called without arguments, which returns the module, on the meta device.
     Raises: UserError if the model cannot be built or does not fit the file, and as `find_targets` does.
     """
-    source, copies = "names and shapes", followers_among(checkpoint.tensors)
-    rows: list[Target] = list_targets(skeleton(checkpoint.tensors))
+    tensors, source = checkpoint.tensors, "names and shapes"
+    copies, rows = followers_among(tensors), list_targets(skeleton(tensors))
+    outside = sorted({t.parameter for t in rows if not t.included or t.parameter in copies})
     for i, target in enumerate(rows):
+        weight, reason = tensors[target.parameter], ""
         if target.parameter in copies:
-            rows[i] = _out(target, f"looks like a copy of {copies[target.parameter]}")
-    outside = {target.parameter for target in rows if not target.included}
-    for i, target in enumerate(rows):
-        weight = checkpoint.tensors[target.parameter]
-        twins = (name for name in sorted(outside) if _equal(checkpoint.tensors[name], weight))
-        if target.included and model is None and (twin := next(twins, None)):
-            rows[i] = _out(target, f"equals {twin}, which stays out: they may be tied, which --model tells")
+            reason = f"looks like a copy of {copies[target.parameter]}"
+        elif target.included and model is None:
+            same = (
+                n for n in outside if tensors[n].shape == weight.shape and torch.equal(tensors[n], weight)
+            )
+            if twin := next(same, ""):
+                reason = f"equals {twin}, which stays out: they may be tied, which --model tells"
+        rows[i] = _out(target, reason) if reason else target
     listed = rows
     if model is not None or checkpoint.config is not None:
-        described = _from_config(checkpoint) if model is None else build(model)
+        described = _from_config(checkpoint) if model is None else _build(model)
         source, listed = model or f"config.json ({type(described).__name__})", list_targets(described)
         known = _in_file(described, listed, checkpoint, copies)
         named = {name for target in known for name in target.aliases}
         others = [target for target in rows if target.parameter not in named]
-        rows = [*known, *(_out(t, f"not in {source}") if t.included else t for t in others)]
-    table = TargetTable(rows)
-    table.head_known = any(target.role == "head" for target in listed)
+        rows = TargetTable([*known, *(_out(t, f"not in {source}") if t.included else t for t in others)])
+    rows.head_known = any(target.role == "head" for target in listed)
     source = f"targets from {source}{f', entry {checkpoint.entry!r}' if checkpoint.entry else ''}"
-    return choose(table, targets, f"{checkpoint.path} ({source})"), source
+    return choose(rows, targets, f"{checkpoint.path} ({source})"), source
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other)
-
-
-def build(model: str) -> nn.Module:
+def _build(model: str) -> nn.Module:
     """Return the module that "package.module:callable" makes, on the meta device: names and shapes without memory."""
     where, _, name = model.partition(":")
     try:
@@ -73,29 +71,19 @@ def build(model: str) -> nn.Module:
 def _from_config(checkpoint: Checkpoint) -> nn.Module:
     """Return the transformers model that config.json describes, on the meta device. No code of the folder is run."""
     try:
-        importlib.import_module("torchvision")
-    except Exception:  # absent, or made for another torch: transformers works without it
-        sys.modules["torchvision"] = None  # type: ignore[assignment]
-    try:
         import transformers
 
         folder = checkpoint.config.parent  # type: ignore[union-attr]
         config = transformers.AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-        architecture = getattr(transformers, (config.architectures or ["?"])[0])
-        if not issubclass(architecture, transformers.PreTrainedModel):
-            raise TypeError(f"{architecture} is not a model")
         if getattr(config, "num_hidden_layers", 0) > len(checkpoint.tensors):  # could take all memory
             raise ValueError("it describes more layers than there are tensors")
         with torch.device("meta"):
-            return architecture(config)
+            return getattr(transformers, config.architectures[0])(config)
     except Exception as error:
         why = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"{checkpoint.config} cannot be used ({why}): name the model with --model") from error
-    finally:
-        if sys.modules.get("torchvision", True) is None:
-            del sys.modules["torchvision"]
 
 
 def _in_file(
@@ -108,11 +96,11 @@ def _in_file(
     all of them count, but for those of copies. Raises UserError if none fits.
     """
     tensors = {unwrapped(name): name for name in checkpoint.tensors}
-    before: dict[str, set[str]] = {}  # end of a name -> what may stand before it
+    before: dict[str, set[str]] = defaultdict(set)  # end of a name -> what may stand before it
+    found: dict[str, list[Target]] = defaultdict(list)  # by what stands before them
     for name in tensors:
         for end in ends(name):
-            before.setdefault(end, set()).add(name.removesuffix(end))
-    found: dict[str, list[Target]] = {}
+            before[end].add(name.removesuffix(end))
     for target in listed:
         shape = model.get_parameter(target.parameter).shape
         inner = f"{getattr(model, 'base_model_prefix', '')}."
@@ -122,12 +110,14 @@ def _in_file(
             here = [tensors[prefix + name] for name in names if prefix + name in tensors]
             if here := [name for name in here if checkpoint.tensors[name].shape == shape]:
                 also = [name for name in names if name not in checkpoint.tensors]  # for patterns
-                moved = replace(target, name=prefix + target.name, parameter=here[0], aliases=(*here, *also))
-                found.setdefault(prefix, []).append(moved)
+                aliases = (*here, *also)
+                found[prefix].append(
+                    replace(target, name=prefix + target.name, parameter=here[0], aliases=aliases)
+                )
     if not found:
         raise UserError(f"{type(model).__name__} has no weight of {checkpoint.path}: name its own model")
-    tables = [found[prefix] for prefix in sorted(found, key=len, reverse=True)]
-    tables = [table for table in tables if len(table) == max(map(len, tables))]
+    most = max(map(len, found.values()))
+    tables = [found[prefix] for prefix in sorted(found, key=len, reverse=True) if len(found[prefix]) == most]
     tables = [table for table in tables if table[0].parameter not in copies] or tables
     # with and without the name of the inner model, the same parameters may fit
     return [target for table in {table[0].parameter: table for table in tables}.values() for target in table]

@@ -1,7 +1,7 @@
 """FIRE on the weights of a checkpoint, and their singular values."""
 
 from collections.abc import Callable, Iterator
-from math import inf, nan
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from fire_core.checkpoints.files import Checkpoint
 from fire_core.engine import Treated, treat_tensors
 from fire_core.errors import UserError
-from fire_core.measure.metrics import deviation_from_isometry, effective_rank
+from fire_core.measure.metrics import effective_rank
 from fire_core.projection import FireSettings, project
 from fire_core.report import Report
 from fire_core.targets import Target, TargetTable
@@ -27,22 +27,25 @@ def treat_file(
 ) -> Report:
     """Apply FIRE to the targets of a checkpoint, write it to `output` with all other content, and return the report.
 
-    `checkpoint` itself holds the new weights afterwards. Optimizer state and copies of the weights in the file stay as they
-    are, although they belong to the old weights.
+    `checkpoint` holds the new weights afterwards. Optimizer state and copies of the weights in the file stay as they are.
 
     Args:
         table: the targets, as `fire_core.checkpoints.targets.targets_of` returns them.
-        output: file of the same format, which must not exist; a safetensors file for a folder. With None, nothing is
-            changed or written, and the report says what would be done.
+        output: a new file of the same format, safetensors for a folder; None writes and changes nothing.
         progress: called with the number of matrices that are done.
         settings: as for `fire` (`FireSettings`).
     Raises: UserError for an output that cannot be written, and as `fire` does. There is no output then.
     """
-    chosen, tensors = FireSettings.of(**settings), checkpoint.tensors
+    chosen, tensors, done = FireSettings.of(**settings), checkpoint.tensors, 0
     if output is not None:
         checkpoint.check_output(Path(output))
-    copies = _stored_again(table, tensors)
-    done = 0
+    # of weights that the model ties, {name of another copy in the file: name of the target's parameter}
+    copies = {n: t.parameter for t in table.included for n in t.aliases if n in tensors and n != t.parameter}
+    for copy, name in copies.items():
+        if not torch.equal(tensors[copy], tensors[name]):
+            raise UserError(
+                f"{name} and {copy} are tied in the model, but differ in the file: exclude -{name}"
+            )
 
     def treatment(stack: Tensor, group: list[Target]) -> Treated:
         nonlocal done
@@ -51,16 +54,12 @@ def treat_file(
         progress(done)
         return treated
 
-    report = treat_tensors(
-        tensors,
-        table,
-        treatment,
-        action="projected",
-        method="fire",
-        degenerate=chosen.degenerate,
-        min_norm=chosen.min_norm,
-        dry_run=output is None,
-    )
+    checks: dict[str, Any] = {
+        "degenerate": chosen.degenerate,
+        "min_norm": chosen.min_norm,
+        "dry_run": output is None,
+    }
+    report = treat_tensors(tensors, table, treatment, action="projected", method="fire", **checks)
     if output is not None:
         for copy, name in copies.items():
             tensors[copy].copy_(tensors[name])
@@ -74,35 +73,14 @@ def spectra(checkpoint: Checkpoint, table: TargetTable) -> Iterator[dict[str, ob
 
     Its keys are name, shape (out, in), and floats of the matrix as stored: norm (Frobenius), largest, median (the lower
     one of two) and smallest singular value, condition (infinite if smallest is 0), and effective_rank and dfi as in
-    `fire_core.measure.metrics`. For a matrix with NaN or infinite weights, all of these are NaN.
+    `fire_core.measure.metrics`. What a zero matrix does not have is NaN, and so is all for one with NaN or infinite weights.
     """
+    names = ("norm", "largest", "median", "smallest", "condition", "effective_rank", "dfi")
     for target in table.included:
         matrix = target.matrix(checkpoint.tensors).detach().double()
-        values = torch.linalg.svdvals(matrix.nan_to_num(0.0, 0.0, 0.0))
-        largest, median, smallest = (float(value) for value in (values[0], values.median(), values[-1]))
-        figures = {
-            "norm": float(values.norm()),
-            "largest": largest,
-            "median": median,
-            "smallest": smallest,
-            "condition": inf if smallest == 0 else largest / smallest,
-            "effective_rank": float(effective_rank(values)),
-            "dfi": float(deviation_from_isometry(matrix)),
-        }
-        if not bool(matrix.isfinite().all()):
-            figures = dict.fromkeys(figures, nan)
-        yield {"name": target.name, "shape": target.shape, **figures}
-
-
-def _stored_again(table: TargetTable, tensors: dict[str, Tensor]) -> dict[str, str]:
-    """Return {name in the file: name of the target's parameter} of the other copies of weights that the model ties."""
-    copies: dict[str, str] = {}
-    for target in table.included:
-        for name in sorted({*target.aliases} & tensors.keys() - {target.parameter}):
-            if not torch.equal(tensors[name], tensors[target.parameter]):
-                raise UserError(
-                    f"{target.parameter} and {name} are tied in the model, but differ in the file: exclude them with "
-                    f"-{target.parameter}"
-                )
-            copies[name] = target.parameter
-    return copies
+        figures = [nan] * len(names)
+        if bool(matrix.isfinite().all()):
+            s = torch.linalg.svdvals(matrix)
+            spectrum = s.norm(), s[0], s.median(), s[-1], s[0] / s[-1], effective_rank(s)
+            figures = [float(figure) for figure in (*spectrum, (s.square() - 1).square().sum())]
+        yield {"name": target.name, "shape": target.shape, **dict(zip(names, figures))}

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from fire_core.checkpoints.files import load_torch
 from fire_core.errors import UserError, first_line, printable
-from fire_core.files import remove_torn, written_aside
+from fire_core.files import load_torch, remove_torn, written_aside
 from harness.runs.folders import fingerprint, read_config, read_meta
 
 PREFIX = "step_"

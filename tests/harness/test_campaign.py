@@ -13,7 +13,6 @@ from analysis import claims
 from fire_core.errors import UserError
 from harness.campaign import load, plan, train
 from harness.config import content_of
-from harness.domains import find
 
 TINY = """
 size: smoke
@@ -36,7 +35,7 @@ def tiny(tmp_path):
 
 
 def settings(sweep):
-    return [(run["experiment"], run["method"], run["seed"]) for run in sweep.runs()]
+    return [(run["experiment"], run["method"], run["seed"]) for run in sweep.runs]
 
 
 def test_one_seed_of_every_sweep_of_a_part_before_the_second_and_the_next_part(tiny):
@@ -51,12 +50,14 @@ def test_one_seed_of_every_sweep_of_a_part_before_the_second_and_the_next_part(t
 def test_a_sweep_is_what_one_types_and_given_overrides_go_where_the_key_exists(tiny):
     more = ["learning_rate=0.01", "batch_size=16", "hydra/launcher=ray"]
     [*_, last] = load(tiny, more)[1]
-    assert last.domain == "vision" and last.overrides == [
+    assert last.domain.name == "vision" and last.words[2:] == [
         "experiment=random_label", "size=smoke", "method=none", "seed=3,4", "threads=1", "batch_size=16",
         "learning_rate=0.01", "hydra/launcher=ray",
     ]  # fmt: skip
     assert all(
-        "env.game=catch" not in s.overrides for s in load("smoke", ["env.game=catch"])[1] if s.domain != "dqn"
+        "env.game=catch" not in s.words
+        for s in load("smoke", ["env.game=catch"])[1]
+        if s.domain.name != "dqn"
     )
     with pytest.raises(UserError, match=r"env.game=catch: no script of this campaign has this key"):
         load(tiny, ["env.game=catch"])
@@ -92,10 +93,10 @@ def test_a_plan_worked_by_hand(tiny, tmp_path):
 @pytest.mark.parametrize("name, runs", [("smoke", 12), ("medium", 1348), ("paper", 465)])
 def test_the_campaigns_of_the_repository_name_runs_that_exist(name, runs):
     content, sweeps = load(name)
-    assert sum(len(list(sweep.runs())) for sweep in sweeps) == runs
+    assert sum(len(sweep.runs) for sweep in sweeps) == runs
     for sweep in sweeps:
         for experiment, method, _ in settings(sweep):
-            assert method not in find(sweep.domain).refuses
+            assert method not in sweep.domain.refuses
             assert content["size"] in content_of(experiment)["at"]
 
 
@@ -128,7 +129,7 @@ def test_no_sweep_starts_after_the_budget(tmp_path, capfd):
 @pytest.mark.parametrize(
     "text, answer",
     [
-        ("parts: [[", "is no campaign: ParserError: while parsing a flow"),
+        ("parts: [[", "cannot be used: while parsing a flow"),
         (
             TINY.replace("label_noise", "label_nose"),
             "experiment=label_nose does not exist; did you mean 'label_noise'",

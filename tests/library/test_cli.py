@@ -43,7 +43,10 @@ def net() -> Net:
 
 
 def run(*arguments: object) -> int:
-    return main([str(argument) for argument in arguments])
+    try:
+        return main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        return end.code
 
 
 def included(path: Path, rule: str = "all", model: str | None = None, key: str | None = None) -> set[str]:
