@@ -56,10 +56,6 @@ class Trigger(ABC):
             )
         return value
 
-    def waits_for(self) -> list[str]:
-        """Return the names of the metrics that the trigger observes and has not seen yet."""
-        return [self.metric] if self.metric and self.missed >= 0 else []
-
     @abstractmethod
     def __call__(self, step: int, observed: Observed | None = None) -> bool:
         """Return whether it is time to act. Every call counts as an observation, whatever the answer."""
@@ -186,10 +182,6 @@ class Cooldown(Trigger):
             return False
         self.last = step
         return True
-
-    def waits_for(self) -> list[str]:
-        """Return the names that `trigger` waits for."""
-        return self.trigger.waits_for()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the trigger remembers, with the state of `trigger` as the only one of "members"."""

@@ -13,12 +13,11 @@ from fire_core.integrations.triggered import TriggeredFire
 
 
 class FireCallback(TriggeredFire, Callback):
-    _last_step = -1
     _validated: frozenset[str] = frozenset()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.begin(trainer.global_step, pl_module, trainer.callbacks)
-        self._last_step = -1 if trainer.global_step == 0 else self._last_step
+        self._last_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
         if trainer.global_step != self._last_step:  # gradient accumulation: batches without an optimizer step
@@ -39,11 +38,8 @@ class FireCallback(TriggeredFire, Callback):
         logged = {n: v for n, v in trainer.callback_metrics.items() if n not in self._validated}
         self._look(trainer, pl_module, {**logged, "epoch": trainer.current_epoch})
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.end()
-
     def _look(self, trainer: Any, module: Any, metrics: dict[str, Any]) -> None:
-        summary = self.look(trainer.global_step, metrics, module, trainer.optimizers, trainer.callbacks)
+        summary = self.look(trainer.global_step, metrics, module, trainer.optimizers)
         for logger in trainer.loggers if summary else ():
             logger.log_metrics(summary, trainer.global_step)
 
@@ -52,8 +48,7 @@ class FireCallback(TriggeredFire, Callback):
         return self.key
 
     def state_dict(self) -> dict[str, Any]:
-        return {"trigger": self.trigger.state_dict(), "last_step": self._last_step}
+        return self.trigger.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.trigger.load_state_dict(state_dict["trigger"])
-        self._last_step = state_dict["last_step"]
+        self.trigger.load_state_dict(state_dict)

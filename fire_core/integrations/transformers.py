@@ -18,21 +18,23 @@ class FireCallback(TriggeredFire, TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._training = True
-        self.begin(state.global_step, kwargs["model"], self._callbacks())
+        # the trainer tells its callbacks nothing of one another: its list of them holds this one too
+        lists = [holder for holder in gc.get_referrers(self) if isinstance(holder, list)]
+        others = [item for holder in lists for item in holder if isinstance(item, TrainerCallback)]
+        self.begin(state.global_step, kwargs["model"], others)
         saved = state.stateful_callbacks.pop(self.key, None)
-        if state.global_step == 0 and saved is None:
-            state.stateful_callbacks[self.key] = self.trigger.state_dict()
-        elif state.global_step == 0 or saved is None:
+        if (saved is None) != (state.global_step == 0):
             raise UserError(
-                f"the trainer holds {'no state' if saved is None else 'another state'} of {self.key}: resume from a run "
-                "with this callback, and give each of several callbacks its own name"
+                f"the trainer's state does not fit {self.key}: resume from a run with this callback, and give each of "
+                "several callbacks its own name"
             )
+        if saved is None:
+            state.stateful_callbacks[self.key] = self.trigger.state_dict()
         else:
             self.trigger.load_state_dict(saved)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._training = False
-        self.end()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._look(state, {}, kwargs)
@@ -42,13 +44,7 @@ class FireCallback(TriggeredFire, TrainerCallback):
             self._look(state, kwargs["metrics"], kwargs)
 
     def _look(self, state: Any, metrics: dict[str, Any], given: dict[str, Any]) -> None:
-        optimizers, step = [given["optimizer"]], state.global_step
-        if summary := self.look(step, metrics, given["model"], optimizers, self._callbacks()):
-            state.log_history.append({**summary, "step": step})
+        if summary := self.look(state.global_step, metrics, given["model"], [given["optimizer"]]):
+            state.log_history.append({**summary, "step": state.global_step})
         # the trainer's own way of storing it confuses two callbacks of one class
         state.stateful_callbacks[self.key] = self.trigger.state_dict()
-
-    def _callbacks(self) -> list[Any]:
-        """Return all callbacks of the trainer, which tells them nothing of one another: its list holds this one too."""
-        lists = [holder for holder in gc.get_referrers(self) if isinstance(holder, list)]
-        return [item for holder in lists for item in holder if isinstance(item, TrainerCallback)]

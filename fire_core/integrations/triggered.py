@@ -1,7 +1,6 @@
 """What the callbacks of all frameworks share: when training begins, and what is done at a firing."""
 
 import copy
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,7 +24,7 @@ class TriggeredFire:
 
     Averages of the weights in other callbacks start anew from the new weights, if they count their updates as torch's
     `AveragedModel` does. Wrong settings raise UserError at once; wrong targets, and other copies of the weights in other
-    callbacks, when training begins. A warning at its end names a metric that never came.
+    callbacks, when training begins.
 
     Args:
         optimizer_state: "clear_changed", "clear" or "keep", as in `reset_optimizer_state`.
@@ -35,18 +34,12 @@ class TriggeredFire:
     """
 
     def __init__(
-        self,
-        trigger: Trigger,
-        optimizer_state: str = "clear_changed",
-        *,
-        keep_copies: bool = False,
-        name: str = "fire",
-        **settings: Any,
+        self, trigger: Trigger, optimizer_state="clear_changed", *, keep_copies=False, name="fire", **settings
     ) -> None:
         FireSettings.of(**{key: value for key, value in settings.items() if key != "targets"})
         if settings.get("scale") == "initial":
             raise UserError(
-                "scale='initial' needs the starting weights, which a callback lacks: call fire() yourself"
+                "scale='initial' needs starting weights, which no callback has: call fire() yourself"
             )
         check_policy(optimizer_state)
         self.trigger, self.optimizer_state, self.settings = trigger, optimizer_state, settings
@@ -57,17 +50,13 @@ class TriggeredFire:
     def begin(self, step: int, model: nn.Module, others: Iterable[Any]) -> None:
         """Check the targets and the other callbacks; a trigger that has seen another training starts over at step 0."""
         find_targets(model, self.settings.get("targets", "all"))
-        self._averages(model, others)
+        self._others = others
+        self._averages(model)
         if step == 0:
             self.trigger.load_state_dict(copy.deepcopy(self._start))
 
     def look(
-        self,
-        step: int,
-        metrics: Mapping[str, Any],
-        model: nn.Module,
-        optimizers: list[Optimizer],
-        others: Iterable[Any],
+        self, step: int, metrics: Mapping[str, Any], model: nn.Module, optimizers: list[Optimizer]
     ) -> dict[str, float]:
         """Ask the trigger, and act if it fires; return the summary of the report then. Of several ranks, 0 decides."""
         single = {n: v for n, v in metrics.items() if not isinstance(v, torch.Tensor) or v.numel() == 1}
@@ -79,7 +68,7 @@ class TriggeredFire:
             due, group = bool(decision), dist.group.WORLD if dist.get_world_size() > 1 else None
         if not due:
             return {}
-        averages = self._averages(model, others)
+        averages = self._averages(model)
         report = fire(model, group=group, **self.settings)
         reset_optimizer_state(optimizers, self.optimizer_state, report)
         for average, updates in averages:
@@ -89,19 +78,10 @@ class TriggeredFire:
         self.reports.append((step, report))
         return {f"fire/{name}": value for name, value in report.summary().items()}
 
-    def end(self) -> None:
-        """Warn if the trigger waited for a metric that no evaluation gave."""
-        for metric in self.trigger.waits_for():
-            warnings.warn(
-                f"{self.key}: the trigger waited for metric {metric!r}, which never came", stacklevel=2
-            )
-
-    def _averages(
-        self, model: nn.Module, others: Iterable[Any]
-    ) -> list[tuple[nn.Module, torch.Tensor | None]]:
+    def _averages(self, model: nn.Module) -> list[tuple[nn.Module, torch.Tensor | None]]:
         """Return the averages of the model in other callbacks, each with the number of its updates so far."""
         found, names = [], unwrap(model).state_dict().keys()
-        for path, owner, value in Likeness(dict(unwrap(model).named_parameters())).attributes(others):
+        for path, owner, value in Likeness(dict(unwrap(model).named_parameters())).attributes(self._others):
             average = value.module if hasattr(value, "n_averaged") else value
             counting = next((holder for holder in (value, owner) if hasattr(holder, "n_averaged")), None)
             if counting and isinstance(average, nn.Module) and average.state_dict().keys() == names:
