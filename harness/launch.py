@@ -6,8 +6,7 @@
     if __name__ == "__main__":
         train()
 
-Hydra composes `conf/<script>.yaml`. Before anything is written, `overrides` checks the command line and `settings` every
-value of the config. Each mistake is reported in one line.
+Before anything is written, `overrides` checks the command line and `settings` every value of the config.
 """
 
 from __future__ import annotations
@@ -89,7 +88,8 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
     line = get_args_parser().parse_intermixed_args(arguments)
     overrides = line.overrides
     if line.help:
-        _help(domain, everything="all" in overrides)
+        with clean_exit():
+            print(manual(domain, everything="all" in overrides))
         return
     if line.config_dir:
         FOLDERS.append(Path(line.config_dir).absolute())
@@ -192,11 +192,6 @@ class Job:
         return [*filter(None, [".".join(path)]), "harness.launch", "torch._dynamo"]
 
 
-def _help(domain: Domain, everything: bool) -> None:
-    with clean_exit():
-        print(manual(domain, everything))
-
-
 def needs(domain: Domain) -> None:
     """Exit with code 2 and one line if packages of a script are missing, but print its help without them.
 
@@ -204,7 +199,8 @@ def needs(domain: Domain) -> None:
     """
     missing = [package for package in domain.needs if importlib.util.find_spec(package) is None]
     if missing and {"-h", "--help"} & set(sys.argv):
-        _help(domain, everything=False)
+        with clean_exit():
+            print(manual(domain))
         sys.exit()
     if missing:
         print_error(f"{domain.script} needs {', '.join(missing)}: make install-{domain.extras[0]}")
@@ -241,20 +237,14 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
             torch.set_num_threads(cfg.threads)
             keep_freed_memory()
             shown = [f"{key.removesuffix('.name')}={OmegaConf.select(cfg, key)}" for key in domain.shown]
-            about = [
-                cfg.experiment,
-                f"size={cfg.size}",
-                f"method={cfg.method.name}",
-                f"seed={cfg.seed}",
-                *shown,
-            ]
+            run = f"{cfg.experiment} | size={cfg.size} | method={cfg.method.name} | seed={cfg.seed}"
             long = f", about {cfg.minutes:g} min a run on a CPU" if cfg.minutes else ""
-            print(f"{' | '.join(about)} | device={pick_device(cfg.device)}{long}", flush=True)
+            print(" | ".join([run, *shown, f"device={pick_device(cfg.device)}{long}"]), flush=True)
             task(cfg)
         except FinishedElsewhere as end:
             print(end, flush=True)
         except Exception as caught:
-            error = _about_disk(caught, cfg) or caught
+            error = _about_disk(caught) or caught
             user_error = isinstance(error, UserError)
             print_error(error) if user_error else print(traceback.format_exc(), file=sys.stderr, flush=True)
             if folder is not None:
@@ -267,11 +257,9 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
     return 0
 
 
-def _about_disk(error: Exception, cfg: DictConfig) -> UserError | None:
+def _about_disk(error: Exception) -> UserError | None:
     """Return a UserError of one line if a disk is full or a name too long, else None."""
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG):
         return None
-    return UserError(
-        f"cannot write {str(error.filename or cfg.run.root)[:200]} ({error.strerror}): free space or choose a shorter name, "
-        "and run the same command again; earlier checkpoints are intact"
-    )
+    where = str(error.filename or "a file")[:200]
+    return UserError(f"cannot write {where} ({error.strerror}): free space or choose a shorter name")

@@ -24,16 +24,7 @@ from harness.domains import methods_of
 from harness.settings import Domain, keys
 
 WIDTH = 110
-MOST_USED = (
-    "seed",
-    "learning_rate",
-    "batch_size",
-    "optimizer_state",
-    "device",
-    "threads",
-    "run.root",
-    "run.jobs",
-)
+USED = {"seed", "learning_rate", "batch_size", "optimizer_state", "device", "threads", "run.root", "run.jobs"}
 COMPOSED = ("experiment", "size", "method", "minutes")  # keys that the other parts of the text explain
 
 
@@ -42,12 +33,10 @@ def manual(domain: Domain, everything: bool = False) -> str:
     cfg = compose(domain, [])
     config, default = resolve(domain, cfg), cfg.hydra.runtime.choices["experiment"]
     experiments, methods = files(domain, "experiment"), available()
-    figures = (
-        experiments if everything else [name for name in experiments if name.startswith("fig")] or experiments
-    )
+    figures = [name for name in experiments if everything or name.startswith("fig")] or experiments
     settings = [name for name in keys(domain) if name not in COMPOSED]
     if not everything:
-        settings = [name for name in settings if name in (*MOST_USED, *domain.shown)]
+        settings = [name for name in settings if name in USED.union(domain.shown)]
     lines = [
         f"python {domain.script} [key=value ...]           one run; the same command resumes it",
         f"python {domain.script} -m method=none,fire seed=1,2,3   a sweep: every combination",
@@ -97,15 +86,11 @@ def _key(domain: Domain, config: OmegaConf, name: str) -> tuple[str, str]:
 
 def about(name: str, everything: bool = False) -> str:
     """Return the first sentence of the comments of an experiment's file, with `everything` also its sizes and minutes."""
-    lines = [
-        line[1:].strip() for line in file_of("experiment", name).read_text().splitlines() if line[:1] == "#"
-    ]
-    lines = [line for line in lines if "@package" not in line]
+    text = file_of("experiment", name).read_text().splitlines()
+    lines = [line[1:].strip() for line in text if line[:1] == "#" and "@package" not in line]
     end = next((number for number, line in enumerate(lines, 1) if line.endswith((".", "?"))), len(lines))
-    minutes, sizes = content_of(name).get("minutes", {}), content_of(name)["at"]
-    with_minutes = [
-        f"{size} {minutes[size]:g} min" if size in minutes else size for size in SIZES if size in sizes
-    ]
+    minutes, sizes = content_of(name).get("minutes", {}), [s for s in SIZES if s in content_of(name)["at"]]
+    with_minutes = [f"{size} {minutes[size]:g} min" if size in minutes else size for size in sizes]
     return " ".join([*lines[:end], f"[{', '.join(with_minutes)}]"] if everything else lines[:end])
 
 

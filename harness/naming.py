@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from fire_core.methods import Method, create
@@ -15,13 +16,8 @@ from harness.runs.record import RunName
 from harness.settings import Domain, keys
 
 LABEL_LENGTH = 60
-IN_THE_PATH = (
-    "experiment",
-    "size",
-    "method",
-    "seed",
-    "search",
-)  # keys that a folder's path names without its label
+# keys that a folder's path names without its label
+IN_THE_PATH = ("experiment", "size", "method", "seed", "search")
 
 
 def identity(domain: Domain, cfg: DictConfig, method: Method) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -29,9 +25,7 @@ def identity(domain: Domain, cfg: DictConfig, method: Method) -> tuple[dict[str,
 
     The second is None if phase 0 is not shared: with run.trunk=false, a trigger, or a method that acts in phase 0.
     """
-    config = OmegaConf.to_container(cfg)
-    assert isinstance(config, dict)
-    numbers = numbers_only(domain, config)
+    numbers = numbers_only(domain, OmegaConf.to_container(cfg))  # type: ignore[arg-type]
     shares = cfg.run.trunk and method.first_phase >= 1 and "trigger" not in cfg
     return numbers, phase_0(domain, numbers) if shares else None
 
@@ -55,9 +49,8 @@ def phase_0(domain: Domain, numbers: dict[str, Any]) -> dict[str, Any]:
 
 def name_run(domain: Domain, cfg: DictConfig, typed: list[str]) -> RunName:
     """Return the name of a run. `typed` are its overrides."""
-    return RunName(
-        cfg.run.root, cfg.experiment, cfg.size, label(cfg.method.name, changes(domain, typed)), cfg.seed
-    )
+    name = label(cfg.method.name, changes(domain, typed))
+    return RunName(cfg.run.root, cfg.experiment, cfg.size, name, cfg.seed)
 
 
 def place(domain: Domain, cfg: DictConfig, typed: list[str]) -> RunName:
@@ -67,10 +60,7 @@ def place(domain: Domain, cfg: DictConfig, typed: list[str]) -> RunName:
 
 
 def changes(domain: Domain, typed: list[str]) -> list[str]:
-    """Return the typed overrides that are part of a run's label, sorted.
-
-    A key that does not define every run, such as `run.root` or `data.folder`, is not part of a label.
-    """
+    """Return the typed overrides that are part of a run's label, sorted: those of keys that define every run."""
     known, changed = keys(domain), []
     for text, override in zip(typed, parse(typed), strict=True):
         key = override.key_or_group
@@ -82,8 +72,7 @@ def changes(domain: Domain, typed: list[str]) -> list[str]:
 
 def is_sweep() -> bool:
     """Return whether this process trains a run of a sweep."""
-    mode = HydraConfig.get().mode
-    return mode is not None and mode.name == "MULTIRUN"
+    return HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def label(method: str, changed: list[str]) -> str:

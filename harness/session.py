@@ -123,8 +123,7 @@ class Session:
         saved = self.world.from_leader(self.run.resume(self.fork) if self.run else None)
         if saved is not None:
             self._load(saved)
-        run = self.run
-        forked = run is not None and saved is not None and run.trunk not in (None, run.place)
+        forked = bool(self.run and saved is not None and self.run.trunk not in (None, self.run.place))
         self.resumed, self.forked = saved is not None, self.world.from_leader(forked)
         self._started = time.perf_counter()
         return self.at
@@ -183,12 +182,8 @@ class Session:
         self.timing(boundary_seconds=report.seconds)
         after = measure() | test()
         if self.run:
-            row = {
-                f"{when}_{name}": v
-                for when, part in (("before", before), ("after", after))
-                for name, v in part.items()
-            }
-            self.run.log(**where, **row)
+            befores = {f"before_{name}": value for name, value in before.items()}
+            self.run.log(**where, **befores, **{f"after_{name}": value for name, value in after.items()})
         self.say(f"act {act} ({cause}): {self.method.name}, {summary(report)}")
         self._started = time.perf_counter()
         return report
@@ -234,8 +229,7 @@ class Session:
     def save_if_due(self) -> None:
         """Write a checkpoint if it is time, or if a signal asks to stop."""
         due = self.run is not None and self.run.due(self.at["step"])
-        stops = due and self.run.stop_signal is not None
-        due, stops = self.world.from_leader((due, stops))
+        due, stops = self.world.from_leader((due, due and self.run.stop_signal is not None))
         if due:
             self.save()
         if stops:
@@ -246,9 +240,8 @@ class Session:
         if not self.world.from_leader(self.run and (self.fork or self.run.trunk is not None)):
             return
         parts = self._parts()
-        saved = self.run.leave_trunk(self.at["step"], parts, self.fork) if self.run else None
-        saved = self.world.from_leader(saved)
-        if saved is not None:
+        left = self.run.leave_trunk(self.at["step"], parts, self.fork) if self.run else None
+        if (saved := self.world.from_leader(left)) is not None:
             self._load(saved)
 
     def finish(self, weights: Mapping[str, Any], results: Mapping[str, Any], brief: str) -> None:
@@ -266,6 +259,6 @@ def summary(report: Report) -> str:
     if not rows:
         return "no matrix treated"
     before, after = (
-        sum(getattr(row, key) for row in rows) / len(rows) for key in ("dfi_before", "dfi_after")
+        sum(getattr(row, f"dfi_{when}") for row in rows) / len(rows) for when in ("before", "after")
     )
     return f"{len(rows)} matrices in {report.seconds:.3f} s; mean DfI {before:.1f} -> {after:.1f}"

@@ -113,20 +113,17 @@ class Display:
 
     def _show(self, line: str, live: bool = False) -> None:
         """Print a line above the live line, or the live line itself, which the next one replaces."""
+        text = printable(line)
         if self.terminal:
             width = shutil.get_terminal_size().columns - 1
-            print(
-                "\r\x1b[K" + (printable(line)[:width] if live else printable(line) + "\n"), end="", flush=True
-            )
+            print("\r\x1b[K" + (text[:width] if live else f"{text}\n"), end="", flush=True)
         elif line:
-            print(printable(line), flush=True)
+            print(text, flush=True)
 
     def _result(self, folder: Path) -> str:
-        summary = read_json(folder / "summary.json")
-        values = {name: summary.get(name) for name in self.results} if isinstance(summary, dict) else {}
-        return "".join(
-            f"{name} {value:.4g}, " for name, value in values.items() if isinstance(value, int | float)
-        )
+        summary = read_json(folder / "summary.json") or {}
+        found = [(name, summary.get(name)) for name in self.results]
+        return "".join(f"{name} {value:.4g}, " for name, value in found if isinstance(value, int | float))
 
 
 @contextmanager

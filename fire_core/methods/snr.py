@@ -37,10 +37,7 @@ class SelfNormalizedResets(UnitMethod):
     title = "SNR"
     summary = "self-normalised resets of units that fell silent"
     source = "Farias & Jozefiak 2024 (arXiv 2410.20098), Algorithm 1"
-    off = {
-        "update_every": 2**30,
-        "longest": 2**14,
-    }  # nothing is silent for 2^13 steps
+    off = {"update_every": 2**30, "longest": 2**14}  # nothing is silent for 2^13 steps
     proven_by = TEXT
     needs = frozenset({"activations", "batches"})
 

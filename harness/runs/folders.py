@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -14,7 +13,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, first_line
 from fire_core.files import write_atomic
 from harness.domains import find
 
@@ -22,14 +21,12 @@ NOT_EXPERIMENTS = {"notebooks", "trunks", "summary", "report", "figures", "table
 RUNNING_SECONDS = 180.0  # a folder with RUNNING that was written to this recently counts as running
 
 
-def find_folders(
-    root: str | Path, experiments: Iterable[str] | None = None, size: str | None = None
-) -> list[Path]:
+def find_folders(root: str | Path, experiments: Iterable[str] = (), size: str | None = None) -> list[Path]:
     """Return every `seed_*` folder below `root` in sorted order. Raises UserError if `root` does not exist."""
     root = Path(root)
     if not os.path.isdir(root):  # unlike Path.is_dir, False for a path that is too long
         raise UserError(f"no run folder at '{root}': start a run first, or name another folder")
-    names = sorted(experiments) if experiments else sorted(p.name for p in root.iterdir() if p.is_dir())
+    names = sorted(experiments or (path.name for path in root.iterdir() if path.is_dir()))
     found = []
     for name in names:
         if name not in NOT_EXPERIMENTS and not name.startswith("."):
@@ -44,10 +41,7 @@ def _seed(path: Path) -> int:
 
 
 def state_of(path: Path) -> str:
-    """Return the state of the run in a folder.
-
-    It is `done`, `failed`, `running` or `unfinished` (stopped or killed; the same command resumes it).
-    """
+    """Return the state of a run: done, failed, running or unfinished (stopped or killed; the same command resumes it)."""
     if (path / "DONE").exists():
         return "done"
     if (path / "FAILED").exists():
@@ -130,25 +124,18 @@ def read_meta(path: Path) -> dict[str, Any]:
     return read_json(path / "meta.json") or {}
 
 
-def content(path: Path) -> bytes:
-    """Return the content of a regular file. Raises OSError for anything else, such as a pipe, which would never end."""
-    if not path.is_file():
-        raise OSError(errno.ENOENT, "there is no regular file", str(path))
-    return path.read_bytes()
-
-
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file, None if it is missing or damaged."""
     try:
-        return json.loads(content(path))
-    except (OSError, ValueError, RecursionError):
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
         return None
 
 
 def read_text(path: Path) -> str:
     """Return the content of a file that may be damaged: "" if it cannot be read, other bytes than UTF-8 replaced."""
     try:
-        return content(path).decode("utf-8", "replace")
+        return path.read_text("utf-8", "replace")
     except OSError:
         return ""
 
@@ -171,10 +158,10 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     # NaN and infinities, which Python writes into JSON although the format has none, become None
     decoder = json.JSONDecoder(parse_constant=lambda name: None)
     records, damaged = [], 0
-    for line in content(path).split(b"\n"):
+    for line in path.read_bytes().split(b"\n"):
         try:
             record = decoder.decode(line.decode()) if line.strip() else {}
-        except (ValueError, RecursionError):
+        except ValueError:
             record = None
         if record and isinstance(record, dict):
             records.append(record)
@@ -230,20 +217,14 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
 def read_config(path: str | Path) -> dict[str, Any]:
     """Return the resolved configuration of a run, {} if it was not written. Raises UserError if it is damaged."""
     file = Path(path) / "config.yaml"
-    if not file.exists():
-        return {}
     try:
-        text = content(file).decode("utf-8")
-        # the fast parser, written in C, crashes at tens of thousands of nested brackets
-        fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        found = yaml.load(text, Loader=fast if len(text) < 10_000 else yaml.SafeLoader) or {}
+        found = yaml.load(file.read_text("utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
         if not isinstance(found, dict):
             raise ValueError("it holds no settings")
-    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{file} cannot be read ({reason}): delete the run's folder to run it again"
-        ) from error
+    except FileNotFoundError:
+        return {}
+    except (yaml.YAMLError, ValueError, OSError) as error:
+        raise UserError(f"{file} cannot be read ({first_line(error)}): delete the run's folder") from error
     return found
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -43,13 +44,12 @@ def describe() -> dict[str, Any]:
 
 def write_meta(folder: Path, facts: dict[str, Any]) -> None:
     """Write meta.json at the start of a run: `facts`, `describe()`, and in `earlier` the commits of earlier starts."""
-    before = read_meta(folder)
-    start = {key: before.get(key) for key in ("commit", "dirty", "started")}
-    earlier = [*before.get("earlier", []), start] if before else []
-    here = describe()
+    before, here = read_meta(folder), describe()
     here["versions"] = facts.get("versions", {}) | here["versions"]
-    text = json.dumps(facts | here | ({"earlier": earlier} if earlier else {}), indent=1)
-    write_atomic(folder / "meta.json", text)
+    if before:
+        start = {key: before.get(key) for key in ("commit", "dirty", "started")}
+        here["earlier"] = [*before.get("earlier", []), start]
+    write_atomic(folder / "meta.json", json.dumps(facts | here, indent=1))
 
 
 def requirements(*extras: str) -> list[str]:
@@ -62,15 +62,10 @@ def requirements(*extras: str) -> list[str]:
 def versions(packages: Iterable[str] = ()) -> dict[str, str]:
     """Return the versions of Python, torch, numpy and those of `packages`, such as simulators, that are installed."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    return found | {package: version for package in packages if (version := installed(package))}
-
-
-def installed(package: str) -> str:
-    """Return the version of a package, "" if it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+    for package in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def hardware() -> str:
@@ -78,17 +73,11 @@ def hardware() -> str:
     Runs give the same digits only on the same instruction set."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    return f"{_processor()} ({torch.backends.cpu.get_cpu_capability()}), {os.cpu_count()} cores"
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    processor = platform.processor() or platform.machine()
+    with suppress(OSError):
+        if model := re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            processor = model[1].strip()
+    return f"{processor} ({torch.backends.cpu.get_cpu_capability()}), {os.cpu_count()} cores"
 
 
 def _git(*arguments: str) -> str | None:

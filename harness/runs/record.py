@@ -292,7 +292,7 @@ class Run:
         parts = checkpoints.load(
             path, remedy=f"delete {trunk} and the same command trains the shared phase 0 again"
         )
-        checkpoints.check_owner(path, parts, trunk.name)
+        checkpoints.check_owner(parts, trunk.name)
         self._copy_metrics(trunk, parts["_metrics_bytes"])
         return parts
 
@@ -305,9 +305,9 @@ class Run:
         if parts is None:
             self._metrics.open_at(self.place, 0)
         else:
-            checkpoints.check_owner(parts.path, parts, self._owner())
+            checkpoints.check_owner(parts, self._owner())
             self._metrics.open_at(self.place, parts["_metrics_bytes"])
-            print(printable(f"resuming from {parts.path}"), flush=True)
+            print(printable(f"resuming from {parts['_path']}"), flush=True)
         return parts
 
     def _owner(self) -> str | None:
