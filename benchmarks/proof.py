@@ -11,7 +11,7 @@ import torch
 
 from fire_core import fire
 from harness.domains import find
-from harness.runs.signals import STOPPED
+from harness.stop import STOPPED
 from vision.models import build
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -83,9 +83,7 @@ def treat_tensors(
         rows = _rows(table, skipped, figures, action)
         treated_rows = [row for row in rows if row.action == action]
         if bad := [row.name for row in treated_rows if row.norm_after in (None, math.inf)]:
-            raise UserError(
-                f"the treatment gave NaN, infinite or overflowing values for {shorten(bad)}: nothing was written"
-            )
+            raise UserError(f"NaN, infinite or overflowing values for {shorten(bad)}: nothing was written")
         for target, matrix in results if not dry_run else ():
             target.write(parameters, matrix)
     changed = tied_to(parameters, set() if dry_run else {t.parameter for t, _ in results})
@@ -191,9 +189,7 @@ def _degenerate(
     values = torch.cat([norm.to(norms[0].device) for norm in norms]).tolist()
     known = {t.name: norm for t, norm in zip(chain(*groups), values, strict=True)}
     if bad := [name for name, norm in known.items() if not norm < math.inf]:
-        raise UserError(
-            f"NaN or infinite values in {shorten(bad)}: nothing was changed; restore finite weights first"
-        )
+        raise UserError(f"NaN or infinite values in {shorten(bad)}: nothing was changed; restore the weights")
     small = {
         name: f"norm {norm:.3g} is below min_norm={min_norm:g}" if norm else "all-zero matrix"
         for name, norm in known.items()

@@ -18,22 +18,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names[:30])}"
 
 
-def check_range(owner: object, interval: str, *names: str) -> None:
-    """Raise UserError for the first of these settings of `owner` that is no number in `interval`, as in "[0, 1)"."""
-    low, high = map(float, interval[1:-1].split(","))
-    for name in names:
+def check_settings(owner: object, **rules: str) -> None:
+    """Raise UserError for the first setting of `owner` outside its rule: an interval, as "[0, 1)", or words to choose."""
+    for name, rule in rules.items():
         value = getattr(owner, name)
+        if rule[0] not in "[(":
+            if value not in rule.split():
+                raise UserError(f"{name}={value!r} is unknown: choose one of {', '.join(rule.split())}")
+            continue
+        low, high = map(float, rule[1:-1].split(","))
         inside = isinstance(value, int | float) and low <= value <= high
-        if not inside or (value == low and interval[0] == "(") or (value == high and interval[-1] == ")"):
-            raise UserError(f"{name}={value!r} must be a number in {interval}")
-
-
-def check_choice(owner: object, **choices: str | tuple[str, ...]) -> None:
-    """Raise UserError for the first of these settings of `owner` that is not among its words (unit="scale absolute")."""
-    for name, words in choices.items():
-        known = words.split() if isinstance(words, str) else words
-        if (value := getattr(owner, name)) not in known:
-            raise UserError(f"{name}={value!r} is unknown: choose one of {', '.join(known)}")
+        if not inside or (value == low and rule[0] == "(") or (value == high and rule[-1] == ")"):
+            raise UserError(f"{name}={value!r} must be a number in {rule}")
 
 
 def shown(path: str | os.PathLike[str]) -> str:

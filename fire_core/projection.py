@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.engine import Degenerate, Treated
-from fire_core.errors import UserError, check_choice, check_range, did_you_mean
+from fire_core.errors import UserError, check_settings, did_you_mean
 from fire_core.report import Report
 from fire_core.solvers.polar import ITERATIONS, Normalize, Solver, check_matrices, check_solver, polar, solve
 from fire_core.targets import Target, shorten
@@ -62,10 +62,8 @@ class FireSettings:
 
     def __post_init__(self) -> None:
         check_solver(self.solver, self.iterations, self.normalize, self.tolerance)
-        check_choice(self, scale=get_args(Scale), degenerate=get_args(Degenerate))
-        check_range(self, "[0, 1]", "strength")
-        check_range(self, "(0, inf)", "variance_factor")
-        check_range(self, "[0, inf)", "min_norm")
+        check_settings(self, scale=" ".join(get_args(Scale)), degenerate=" ".join(get_args(Degenerate)))
+        check_settings(self, strength="[0, 1]", variance_factor="(0, inf)", min_norm="[0, inf)")
         if self.variance_factor != 1.0 and self.scale != "initial":
             raise UserError(
                 f"variance_factor={self.variance_factor!r} has no effect with scale={self.scale!r}: choose scale='initial'"

@@ -51,9 +51,7 @@ class Trigger(ABC):
         self.missed = -1  # seen once: it exists
         value = float(observed[name])
         if math.isnan(value):
-            raise UserError(
-                f"metric {name!r} is NaN: a trigger cannot decide on it; stop the run or leave the metric out"
-            )
+            raise UserError(f"metric {name!r} is NaN, and no trigger can decide on it: stop the run")
         return value
 
     @abstractmethod

@@ -133,9 +133,7 @@ def main() -> int:
     parser.add_argument("campaign", help="paper, medium, smoke or a YAML file like those in conf/campaign")
     parser.add_argument("override", nargs="*", default=[], help="for every sweep whose script has the key")
     parser.add_argument("--plan", action="store_true", help="print sweeps, runs and hours; start nothing")
-    parser.add_argument(
-        "--budget", type=pd.Timedelta, help="start no sweep after this time, as in 30h or 20m"
-    )
+    parser.add_argument("--budget", type=pd.Timedelta, help="start no sweep after this time, as in 30h, 20m")
     asked = parser.parse_intermixed_args()
     if asked.plan:
         print(plan(asked.campaign, asked.override))

@@ -30,9 +30,7 @@ def pick_device(name: str) -> torch.device:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"device={name!r} cannot be used here ({first_line(error)}); try device=cpu"
-        ) from error
+        raise UserError(f"device={name!r} cannot be used ({first_line(error)}); try device=cpu") from error
     return torch.device(name)
 
 
@@ -40,22 +38,17 @@ def check_machine(cfg: DictConfig) -> None:
     """Raise UserError for a device that cannot be used, and for compile=true where it cannot work."""
     device = pick_device(cfg.device)
     if cfg.compile and "activations" in create(**cfg.method).needs:
-        raise UserError(
-            f"compile=true with method={cfg.method.name}: it watches activations, which compiled nets hide; use "
-            "compile=false"
-        )
+        hidden = "it watches activations, which compiled nets hide"
+        raise UserError(f"compile=true with method={cfg.method.name}: {hidden}; use compile=false")
     if cfg.compile and device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
-        raise UserError(
-            "compile=true needs a C++ compiler on a CPU: install one, set CXX to it, or use compile=false"
-        )
+        raise UserError("compile=true needs a C++ compiler on a CPU: install one, set CXX or compile=false")
 
 
 def keep_freed_memory() -> None:
     """Let freed blocks below 32 MiB stay with this process, where the C library can.
 
-    By default, glibc gives the end of its heap back as soon as it is free. A training step then asks for the same
-    pages again and again, and the system clears each of them: about a tenth of the time of a small GPT on a CPU.
-    The numbers of a run do not change. Larger blocks, such as a replay buffer, are still given back.
+    By default, glibc gives the end of its heap back at once, and a training step asks for the same pages again and again:
+    about a tenth of the time of a small GPT on a CPU. Larger blocks, such as a replay buffer, are still given back.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(library, "mallopt"):  # musl has none

@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Any
 
 from harness import stop
-from harness.runs.signals import STOPPED
 
 POLL_SECONDS = 0.05
 
@@ -71,11 +70,11 @@ class Pool:
 
     def exit_code(self) -> int:
         """Return 0 if all processes ended well; 75, or 128 + the signal, if they were stopped; else 1."""
-        if STOPPED in self.codes:
-            return STOPPED
+        if stop.STOPPED in self.codes:
+            return stop.STOPPED
         if self.asked:
             return 128 + self.asked[0]
-        return max((STOPPED if was_stopped(code) else 1 for code in self.codes if code), default=0)
+        return max((stop.STOPPED if was_stopped(code) else 1 for code in self.codes if code), default=0)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked.append(number)
@@ -83,7 +82,7 @@ class Pool:
 
 def was_stopped(code: int) -> bool:
     """Return whether a process with this exit code was stopped by a signal."""
-    return code == STOPPED or (code - 128 if code > 128 else -code) in stop.SIGNALS
+    return code == stop.STOPPED or (code - 128 if code > 128 else -code) in stop.SIGNALS
 
 
 @contextmanager

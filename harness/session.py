@@ -34,8 +34,8 @@ from harness import stop
 from harness.device import pick_device
 from harness.launch import open_run
 from harness.runs import seeded
-from harness.runs.signals import STOPPED
 from harness.settings import Domain
+from harness.stop import STOPPED
 from harness.trial import seed_of
 from harness.trigger import RunTrigger
 
@@ -82,9 +82,7 @@ class Session:
         self.device = pick_device(cfg.device)
         tf32 = cfg.get("tf32") or cfg.get("precision") == "tf32"
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        torch.backends.cudnn.benchmark = (
-            True  # a run repeats its shapes: time the algorithms of each on a GPU
-        )
+        torch.backends.cudnn.benchmark = True  # a run repeats its shapes: time the algorithms of each
         self.trigger = RunTrigger(cfg.get("trigger"))
         self.at: dict[str, Any] = {"phase": 0, "step": 0}
         self.resumed = False  # from a checkpoint
@@ -258,7 +256,6 @@ def summary(report: Report) -> str:
     rows = report.treated()
     if not rows:
         return "no matrix treated"
-    before, after = (
-        sum(getattr(row, f"dfi_{when}") for row in rows) / len(rows) for when in ("before", "after")
-    )
+    before = sum(row.dfi_before for row in rows) / len(rows)
+    after = sum(row.dfi_after for row in rows) / len(rows)
     return f"{len(rows)} matrices in {report.seconds:.3f} s; mean DfI {before:.1f} -> {after:.1f}"

@@ -63,15 +63,13 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--root", default="runs", help="folder of all runs (runs)")
     parser.add_argument("--detail", action="store_true", help="one line for each run")
     options = parser.parse_args(given)
-    rows = with_missing(
-        identify(path, read_meta(path)) | {"path": path} for path in find_folders(options.root)
-    )
+    folders = find_folders(options.root)
+    rows = with_missing(identify(path, read_meta(path)) | {"path": path} for path in folders)
     lines = overview(rows) if rows else [f"no runs in '{options.root}' yet"]
     for row in rows:
         if options.detail or row["status"] not in ("done", "running"):
-            lines.append(
-                f"{row['status']}: {row['experiment']} {row['size']} {row['label']} seed {row['seed']}"
-            )
+            name = f"{row['experiment']} {row['size']} {row['label']} seed {row['seed']}"
+            lines.append(f"{row['status']}: {name}")
         if row["status"] == "failed":
             said = read_text(row["path"] / "FAILED").strip().splitlines()
             lines.append(f"  {row['path']}/FAILED: {said[0] if said else '(empty)'}")

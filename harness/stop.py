@@ -1,4 +1,4 @@
-"""Handlers of Ctrl-C and other signals to stop while no run is open. An open run has handlers of its own, which save."""
+"""Ctrl-C and other signals that ask to stop: handlers while no run is open, and the request that an open run notes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 # Signals that ask to stop. SIGHUP, a lost terminal, is one of them unless nohup has it ignored.
 SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, n))
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
     SIGNALS += (signal.SIGHUP,)
+STOPPED = 75  # exit code of a run that saved and stopped on a signal: the same command resumes it
 STOPPED_TEXT = "stopped; the same command resumes\n"
 
 
@@ -38,23 +41,6 @@ def raise_interrupt() -> None:
     """From now on raise KeyboardInterrupt with the signal's number, so that half-written files are removed."""
     for number in SIGNALS:
         signal.signal(number, _raise)
-
-
-@contextmanager
-def postponed() -> Iterator[None]:
-    """Hold back signals until the end of the block, for imports of C code that turn an exception into another one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # the main thread alone gets signals
-        return
-    came: list[int] = []
-    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for number in came[:1]:
-            signal.raise_signal(number)
 
 
 DRIVER = "FIRE_DRIVER"  # environment variable: host and process that started a sweep
@@ -113,3 +99,46 @@ def ignore() -> None:
     """From now on ignore signals, in a process whose leader handles them."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+class StopRequest:
+    """Notes the `name` of a signal from `watch` to `unwatch`. A later Ctrl-C is `urgent` and raises KeyboardInterrupt.
+
+    Handlers belong to the main thread. What it notes reaches the runs of a stack, which are other threads, too.
+    """
+
+    all: ClassVar[WeakSet[StopRequest]] = WeakSet()  # of this process
+
+    def __init__(self) -> None:
+        self.all.add(self)
+        self.name: str | None = None
+        self.urgent = False
+        self._before: dict[int, Any] = {}
+
+    def watch(self) -> None:
+        """Install the handlers."""
+        for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
+            self._before[number] = signal.signal(number, self._note)
+
+    def unwatch(self) -> None:
+        """Restore the handlers that were there before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.name is not None and number == signal.SIGINT:
+            self.urgent = True
+            raise KeyboardInterrupt
+        for request in self.all:
+            request.name = signal.Signals(number).name
+        say(f"\n{self.name}: saving at the next step, or at the end (Ctrl-C again to stop at once)")
+
+
+def say(line: str) -> None:
+    """Print a line. If nobody reads on, as where Ctrl-C has ended `tee` too, what comes later is not printed either."""
+    try:
+        print(line, flush=True)
+    except RuntimeError:  # the handler has interrupted another print, which waits for a slow reader
+        pass
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -26,10 +26,7 @@ KINDS: dict[str, Callable[..., Trigger | None]] = {  # name -> function of its s
 
 
 class RunTrigger:
-    """Decides when the method of a run acts, and counts the acts of a trigger.
-
-    settings: those of `trigger=`, None if the method acts at boundaries.
-    """
+    """Decides when the method of a run acts, by the settings of `trigger=` (None: at boundaries), and counts the acts."""
 
     def __init__(self, settings: Mapping[str, Any] | None) -> None:
         self.name = settings["name"] if settings else "boundary"
@@ -79,20 +76,15 @@ class RunTrigger:
 def make(settings: Mapping[str, Any]) -> Trigger | None:
     """Return the trigger of these settings; None if the method acts at boundaries."""
     given = {key: value for key, value in settings.items() if key not in ("name", "cooldown")}
-    trigger = KINDS[settings["name"]](**given)
-    if trigger is None:
-        return None
-    trigger.missed = -1  # the script records the metric, if rarely
-    return Cooldown(trigger, settings["cooldown"]) if settings.get("cooldown") else trigger
+    if trigger := KINDS[settings["name"]](**given):
+        trigger.missed = -1  # the script records the metric, if rarely
+    return Cooldown(trigger, settings["cooldown"]) if trigger and settings.get("cooldown") else trigger
 
 
 def check_trigger(settings: dict[str, Any], method: Method, watched: Sequence[str]) -> dict[str, Any] | None:
     """Return the settings of the trigger that are not null; None if the method acts at boundaries.
 
-    Args:
-        watched: metrics that `plateau` can observe.
-    Raises: UserError for a setting that the trigger does not have, a missing one or another metric, and for a method that
-        acts during training or changes the network's structure.
+    watched: metrics that `plateau` can observe. Raises UserError for other settings, another metric, and another method.
     """
     given = {key: value for key, value in settings.items() if value is not None}
     name = given["name"]
@@ -104,18 +96,12 @@ def check_trigger(settings: dict[str, Any], method: Method, watched: Sequence[st
         raise UserError(f"trigger={name} {str(error).partition('() ')[2]}") from error
     if trigger is None:
         return None
-    if name == "plateau" and given["metric"] not in watched:
+    if name == "plateau" and (metric := given["metric"]) not in watched:
+        raise UserError(f"trigger.metric={metric!r}: this script records {', '.join(watched)}")
+    untreated = type(method).treat is Method.treat or getattr(method, "every_steps", 0)
+    if method.name != "none" and (untreated or method.changes_optimizer or method.changes_structure):
         raise UserError(
-            f"trigger.metric={given['metric']!r}: this script records {', '.join(watched)}; give one of them, with "
-            "trigger.mode=max if it should rise"
-        )
-    during = (
-        type(method).treat is Method.treat or method.changes_optimizer or getattr(method, "every_steps", 0)
-    )
-    if method.changes_structure or (during and method.name != "none"):
-        why = "changes the network's structure" if method.changes_structure else "acts during training"
-        raise UserError(
-            f"trigger={name} with method={method.name}, which {why}: choose one that treats weights at a boundary, such as "
-            "fire, shrink_perturb or full_reset"
+            f"trigger={name} with method={method.name}: choose one that only treats weights at a boundary, such as fire, "
+            "shrink_perturb or full_reset"
         )
     return given

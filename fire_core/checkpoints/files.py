@@ -69,9 +69,7 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     """
     path = Path(path)
     if not path.is_dir() and (not path.is_file() or path.suffix == ".json"):
-        raise UserError(
-            f"{str(path)!r} is neither a file of weights nor a folder (of an index, name the folder)"
-        )
+        raise UserError(f"{str(path)!r} is neither a file of weights nor a folder (name that of an index)")
     found = _open_folder(path, key) if path.is_dir() else _open_file(path, key)
     config = (path if path.is_dir() else path.parent) / "config.json"
     described = path.is_dir() or re.match(r"(pytorch_)?model\b.*\.(safetensors|bin)$", path.name)
@@ -85,9 +83,7 @@ def _open_folder(path: Path, key: str | None) -> Checkpoint:
     of = re.search(r"-of-0*(\d+)", files[0].name) if files else None
     if not files or (of and len(files) != int(of[1])):
         wanted = f"{of[1]} shards" if of else " or ".join(FILES)
-        raise UserError(
-            f"folder {str(path)!r} has {len(files)} of {wanted}: fetch them, or name a file in it"
-        )
+        raise UserError(f"folder {str(path)!r} has {len(files)} of {wanted}: fetch them or name a file")
     shards = [_open_file(file, key) for file in files]
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
     return Checkpoint(path, tensors, metadata=shards[0].metadata)
@@ -110,9 +106,7 @@ def _open_file(path: Path, key: str | None) -> Checkpoint:
         if (levels := name.count(".")) > MOST_LEVELS:
             raise UserError(f"{path}: tensor {name[:40]!r} is {levels} levels deep: at most {MOST_LEVELS}")
         if not name.isprintable():
-            raise UserError(
-                f"{path}: the name {name[:40]!r} cannot be printed: rename it, if you trust the file"
-            )
+            raise UserError(f"{path}: the name {name[:40]!r} cannot be printed: rename it if you trust it")
         if tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided:
             raise UserError(f"{path}: {name[:40]!r} is sparse, nested or on the meta device: save it dense")
     return found

@@ -38,10 +38,8 @@ def targets_of(
         if target.parameter in copies:
             reason = f"looks like a copy of {copies[target.parameter]}"
         elif target.included and model is None:
-            same = (
-                n for n in outside if tensors[n].shape == weight.shape and torch.equal(tensors[n], weight)
-            )
-            if twin := next(same, ""):
+            alike = (n for n in outside if tensors[n].shape == weight.shape)
+            if twin := next((n for n in alike if torch.equal(tensors[n], weight)), ""):
                 reason = f"equals {twin}, which stays out: they may be tied, which --model tells"
         rows[i] = _out(target, reason) if reason else target
     listed = rows
@@ -74,9 +72,8 @@ def _from_config(checkpoint: Checkpoint) -> nn.Module:
         import transformers
 
         folder = checkpoint.config.parent  # type: ignore[union-attr]
-        config = transformers.AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        safe = {"local_files_only": True, "trust_remote_code": False}
+        config = transformers.AutoConfig.from_pretrained(folder, **safe)
         if getattr(config, "num_hidden_layers", 0) > len(checkpoint.tensors):  # could take all memory
             raise ValueError("it describes more layers than there are tensors")
         with torch.device("meta"):

@@ -43,9 +43,7 @@ def treat_file(
     copies = {n: t.parameter for t in table.included for n in t.aliases if n in tensors and n != t.parameter}
     for copy, name in copies.items():
         if not torch.equal(tensors[copy], tensors[name]):
-            raise UserError(
-                f"{name} and {copy} are tied in the model, but differ in the file: exclude -{name}"
-            )
+            raise UserError(f"{name} and {copy} are tied in the model, but differ in the file: use -{name}")
 
     def treatment(stack: Tensor, group: list[Target]) -> Treated:
         nonlocal done

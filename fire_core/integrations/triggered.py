@@ -39,7 +39,7 @@ class TriggeredFire:
         FireSettings.of(**{key: value for key, value in settings.items() if key != "targets"})
         if settings.get("scale") == "initial":
             raise UserError(
-                "scale='initial' needs starting weights, which no callback has: call fire() yourself"
+                "scale='initial' needs starting weights, which callbacks lack: call fire() yourself"
             )
         check_policy(optimizer_state)
         self.trigger, self.optimizer_state, self.settings = trigger, optimizer_state, settings

@@ -13,7 +13,7 @@ import pkgutil
 from dataclasses import fields
 from typing import Any
 
-from fire_core.errors import UserError, check_range, did_you_mean
+from fire_core.errors import UserError, check_settings, did_you_mean
 from fire_core.methods.method import NEEDS as NEEDS
 from fire_core.methods.method import PUBLISHED, Method, registry
 from fire_core.methods.method import added as added
@@ -100,5 +100,5 @@ def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
                 f"method {name!r}: {key}={value!r} must be of type {type(default).__name__}, like its default {default!r}"
             )
     made = cls(**settings)
-    check_range(made, "[0, inf)", "first_phase")
+    check_settings(made, first_phase="[0, inf)")
     return made

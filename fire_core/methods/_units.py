@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError, check_choice
+from fire_core.errors import UserError, check_settings
 from fire_core.methods.method import Method
 from fire_core.report import Report
 from fire_core.seeding import derive
@@ -121,7 +121,7 @@ class UnitMethod(LayerMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self, fresh="default he_uniform initial")
+        check_settings(self, fresh="default he_uniform initial")
 
     def measure(self, activations: Tensor) -> Tensor:
         """Return what to keep of a layer's activations (samples, units) at every step."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError, check_choice, check_range
+from fire_core.errors import UserError, check_settings
 from fire_core.methods.method import PORT, Method, register
 from fire_core.state import State
 
@@ -54,8 +54,7 @@ class AdamO(Method):
     takes_whole_weights = True
 
     def __post_init__(self) -> None:
-        check_range(self, "[0, inf)", "coefficient")
-        check_choice(self, reading="paper code")
+        check_settings(self, coefficient="[0, inf)", reading="paper code")
         self._pulls: list[tuple[float, nn.Parameter, Tensor]] = []
 
     def before_step(self, state: State) -> None:

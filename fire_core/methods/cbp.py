@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import check_range
+from fire_core.errors import check_settings
 from fire_core.methods._units import UnitMethod
 from fire_core.methods.method import FIXTURE, register
 from fire_core.units import UnitLayer, outgoing
@@ -49,9 +49,7 @@ class ContinualBackprop(UnitMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "[0, 1]", "replacement_rate")
-        check_range(self, "[0, 1)", "decay")
-        check_range(self, "[0, inf)", "maturity")
+        check_settings(self, replacement_rate="[0, 1]", decay="[0, 1)", maturity="[0, inf)")
 
     def measure(self, activations: Tensor) -> Tensor:
         """Return mean |activation| and mean activation of each unit, (2, units)."""

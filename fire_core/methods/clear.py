@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fire_core.errors import check_range
+from fire_core.errors import check_settings
 from fire_core.methods.method import Method, register
 from fire_core.report import Report
 from fire_core.state import State
@@ -56,7 +56,7 @@ class Rewarm(Method):
     remembers = ("done",)
 
     def __post_init__(self) -> None:
-        check_range(self, "[1, inf)", "steps")
+        check_settings(self, steps="[1, inf)")
         self.done = self.steps  # since the last boundary
         self._rates: list[tuple[dict[str, Any], float]] = []
 

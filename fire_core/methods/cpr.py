@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import check_range
+from fire_core.errors import check_settings
 from fire_core.methods._units import LayerMethod, gradient_scores
 from fire_core.methods.method import FIXTURE, register
 from fire_core.state import State
@@ -47,10 +47,7 @@ class CPR(LayerMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "[0, 1]", "rate")
-        check_range(self, "[1, inf)", "every_steps")
-        check_range(self, "[0, 1)", "decay")
-        check_range(self, "(0, inf)", "sharpness")
+        check_settings(self, rate="[0, 1]", every_steps="[1, inf)", decay="[0, 1)", sharpness="(0, inf)")
         self._scores: list[tuple[dict[str, Tensor], Tensor]] = []
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from fire_core.errors import UserError, check_range
+from fire_core.errors import UserError, check_settings
 from fire_core.methods._units import inputs_of
 from fire_core.methods.method import TEXT, Method, register
 from fire_core.passes import call, undisturbed
@@ -170,8 +170,7 @@ class Dash(Method):
     fixed = ("every_steps", "rate")
 
     def __post_init__(self) -> None:
-        check_range(self, "(0, 1]", "alpha")
-        check_range(self, "[0, 1]", "floor")
+        check_settings(self, alpha="(0, 1]", floor="[0, 1]")
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
         batches, loss = coming(name, state)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fire_core.errors import check_range
+from fire_core.errors import check_settings
 from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.report import Report
 from fire_core.state import State
@@ -50,9 +50,7 @@ class HareTortoise(Method):
     remembers = ("count", "tortoise")
 
     def __post_init__(self) -> None:
-        check_range(self, "[0, 1)", "momentum")
-        check_range(self, "[0, inf)", "period")
-        check_range(self, "[1, inf)", "passes")
+        check_settings(self, momentum="[0, 1)", period="[0, inf)", passes="[1, inf)")
         self.count = 0  # of steps, or without a period of passes over the data of this phase
         self.tortoise: dict[str, dict[str, Tensor]] = {}
         self._hare: dict[str, dict[str, Tensor]] = {}  # during an evaluation

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
-from fire_core.errors import check_range
+from fire_core.errors import check_settings
 from fire_core.methods._units import LayerMethod
 from fire_core.methods.method import FIXTURE, register
 from fire_core.passes import first_input
@@ -80,8 +80,8 @@ class L2ER(LayerMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "[0, inf)", "rate", "decay", "last_layers")
-        check_range(self, "[1, inf)", "every_steps")
+        check_settings(self, rate="[0, inf)", decay="[0, inf)")
+        check_settings(self, last_layers="[0, inf)", every_steps="[1, inf)")
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> _Inputs:
         return _Inputs(net)

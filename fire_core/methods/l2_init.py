@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import check_range
+from fire_core.errors import check_settings
 from fire_core.methods.method import FIXTURE, Method, register, start_of
 from fire_core.state import State
 
@@ -31,7 +31,7 @@ class L2Init(Method):
     takes_whole_weights = True
 
     def __post_init__(self) -> None:
-        check_range(self, "[0, inf)", "coefficient")
+        check_settings(self, coefficient="[0, inf)")
         self._starts: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()  # on the nets' devices
 
     def penalty(self, state: State) -> Tensor | float:

@@ -18,9 +18,7 @@ from fire_core.wrapped_models import is_sharded, unwrap, unwrap_with
 
 PUBLISHED = "published"
 # what shows that a method here is the one of its source
-FIXTURE = (
-    "fixture"  # numbers recorded from the authors' code, or from that of FIRE's authors (tests/official)
-)
+FIXTURE = "fixture"  # numbers recorded from the authors' code, or that of FIRE's authors (tests/official)
 TEXT = "paper's text"
 PORT = "port"  # numbers recorded from somebody else's code
 OWN = "own reading"  # of summaries, where neither text nor code was available; also what has no source but this suite
@@ -84,9 +82,7 @@ class Method:
         """
         for name, net in state.nets.items() if self.takes_whole_weights else ():
             if is_sharded(dict(net.named_parameters())):
-                raise UserError(
-                    f"method {self.name!r} takes whole weights, and net {name!r} is sharded: choose another"
-                )
+                raise UserError(f"method {self.name!r} takes whole weights; net {name!r} is sharded")
         for net in state.nets.values() if hasattr(self, "targets") else ():
             find_targets(net, self.targets)  # type: ignore[attr-defined]
 
@@ -115,9 +111,8 @@ class Method:
                     raise UserError(
                         f"nets {owner!r} and {name!r} share {key!r}, which would be treated twice: let one of them hold it"
                     )
-        return Report.merge(
-            {name: self.treat(name, net, state) for name, net in state.nets.items()}, self.name
-        )
+        reports = {name: self.treat(name, net, state) for name, net in state.nets.items()}
+        return Report.merge(reports, self.name)
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
         """Treat the network `net`, which is `state.nets[name]`, at a boundary, and return the report."""
@@ -193,9 +188,7 @@ def start_of(
     inner, start = unwrap_with(model, initial or {})
     wanted = dict(inner.named_parameters()) if wanted is None else wanted
     if missing := [name for name in wanted if name not in start]:
-        raise UserError(
-            f"initial has no values for {shorten(missing)}, and nothing was changed: give a copy of state_dict()"
-        )
+        raise UserError(f"initial has no values for {shorten(missing)}: give a copy of state_dict()")
     return inner, start
 
 

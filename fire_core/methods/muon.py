@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.errors import UserError, check_range
+from fire_core.errors import UserError, check_settings
 from fire_core.methods.fire import Fire
 from fire_core.methods.method import TEXT, MatrixView, Method, find_weights, register
 from fire_core.report import Report
@@ -132,8 +132,7 @@ class Muon(Method):
     changes_optimizer = True
 
     def __post_init__(self) -> None:
-        check_range(self, "(0, inf)", "rate_factor")
-        check_range(self, "[0, 1)", "momentum")
+        check_settings(self, rate_factor="(0, inf)", momentum="[0, 1)")
         if len(self.adam_betas) != 2 or not all(0 <= beta < 1 for beta in self.adam_betas):
             raise UserError(f"adam_betas={self.adam_betas} must be two numbers in [0, 1), as in [0.9, 0.95]")
 

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import check_range
+from fire_core.errors import check_settings
 from fire_core.methods.method import PORT, MatrixView, Method, register, start_of
 from fire_core.state import State
 from fire_core.wrapped_models import unwrap
@@ -63,7 +63,7 @@ class NaP(Method):
     remembers = ("steps",)
 
     def __post_init__(self) -> None:
-        check_range(self, "[1, inf)", "every_steps")
+        check_settings(self, every_steps="[1, inf)")
         self.steps = 0
         self._norms: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
 

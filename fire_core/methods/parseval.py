@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError, check_choice, check_range
+from fire_core.errors import UserError, check_settings
 from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.state import State
 from fire_core.targets.layers import is_norm
@@ -45,8 +45,7 @@ class Parseval(Method):
     proven_by = FIXTURE
 
     def __post_init__(self) -> None:
-        check_range(self, "[0, inf)", "coefficient", "scale")
-        check_choice(self, gram="rows smaller")
+        check_settings(self, coefficient="[0, inf)", scale="[0, inf)", gram="rows smaller")
         self._goals: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
     def check(self, state: State) -> None:

@@ -116,7 +116,7 @@ def _replace(model: nn.Module, head: str, new: nn.Module) -> None:
 def _head(model: nn.Module, head: str, name: str = "") -> nn.Module:
     if replicas_in(model):
         raise UserError(
-            "plasticity_injection: DistributedDataParallel does not see new modules: wrap the net afterwards"
+            "DistributedDataParallel does not see modules of plasticity_injection: wrap the net afterwards"
         )
     model = unwrap(model)
     try:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fire_core.errors import check_range
+from fire_core.errors import check_settings
 from fire_core.measure.dormancy import dormancy
 from fire_core.methods._units import ForgetfulUnitMethod, coming_inputs
 from fire_core.methods.method import TEXT, register
@@ -44,8 +44,7 @@ class ReDo(ForgetfulUnitMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "[0, inf)", "every_steps", "samples")
-        check_range(self, "[-1, inf)", "threshold")
+        check_settings(self, every_steps="[0, inf)", samples="[0, inf)", threshold="[-1, inf)")
 
     def after_step(self, state: State) -> None:
         self.counts["steps"] += 1

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fire_core.errors import check_range
+from fire_core.errors import check_settings
 from fire_core.methods._units import ForgetfulUnitMethod, gradient_scores
 from fire_core.methods.method import PORT, register
 from fire_core.state import State
@@ -46,9 +46,7 @@ class ReGraMa(ForgetfulUnitMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "[0, inf)", "threshold")
-        check_range(self, "[1, inf)", "every_steps")
-        check_range(self, "[0, 1]", "most")
+        check_settings(self, threshold="[0, inf)", every_steps="[1, inf)", most="[0, 1]")
         self._chosen: list[tuple[str, UnitLayer, Tensor]] = []
 
     def before_step(self, state: State) -> None:

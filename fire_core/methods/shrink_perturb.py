@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import check_range
+from fire_core.errors import check_settings
 from fire_core.methods.fire import combine
 from fire_core.methods.full_reset import reset_layers
 from fire_core.methods.method import FIXTURE, Method, register, start_of
@@ -70,7 +70,7 @@ class ShrinkPerturb(Method):
     proven_by = FIXTURE
 
     def __post_init__(self) -> None:
-        check_range(self, "[0, 1]", "shrink")
+        check_settings(self, shrink="[0, 1]")
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
         initial = state.initial.get(name)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import check_range
+from fire_core.errors import check_settings
 from fire_core.methods._units import UnitMethod
 from fire_core.methods.method import TEXT, register
 from fire_core.units import UnitLayer
@@ -43,9 +43,8 @@ class SelfNormalizedResets(UnitMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "(0, 1)", "percentile")
-        check_range(self, "[1, inf)", "update_every", "expansion")
-        check_range(self, "[2, inf)", "longest")
+        check_settings(self, percentile="(0, 1)", update_every="[1, inf)")
+        check_settings(self, expansion="[1, inf)", longest="[2, inf)")
 
     def measure(self, activations: Tensor) -> Tensor:
         """Return whether each unit fires, (units,) bool."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fire_core.errors import check_range
+from fire_core.errors import check_settings
 from fire_core.methods.method import PORT, Method, register
 from fire_core.seeding import derive
 from fire_core.state import State
@@ -48,9 +48,7 @@ class Spectral(Method):
     remembers = ("vectors",)  # the left vector of each weight
 
     def __post_init__(self) -> None:
-        check_range(self, "[0, inf)", "coefficient")
-        check_range(self, "[1, inf)", "power")
-        check_range(self, "[0, inf)", "warm_up")
+        check_settings(self, coefficient="[0, inf)", power="[1, inf)", warm_up="[0, inf)")
         self.vectors: dict[str, dict[str, Tensor]] = {}
 
     def penalty(self, state: State) -> Tensor | float:

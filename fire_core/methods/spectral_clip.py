@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.engine import Treated
-from fire_core.errors import UserError, check_choice
+from fire_core.errors import UserError, check_settings
 from fire_core.methods.controls import control
 from fire_core.methods.fire import Projection
 from fire_core.methods.method import OWN, PORT, register
@@ -95,7 +95,7 @@ class SpectralClip(Projection):
             raise UserError(
                 f"low={self.low!r}, high={self.high!r}: give 0 <= low <= high, with low finite and high above 0"
             )
-        check_choice(self, unit="scale absolute")
+        check_settings(self, unit="scale absolute")
 
 
 @register

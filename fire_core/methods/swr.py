@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fire_core.errors import check_choice, check_range
+from fire_core.errors import check_settings
 from fire_core.methods._units import stream_of
 from fire_core.methods.method import FIXTURE, Method, register, start_of
 from fire_core.state import State
@@ -50,10 +50,10 @@ class SWR(Method):
     remembers = ("steps", "averages")
 
     def __post_init__(self) -> None:
-        check_choice(self, utility="gradient magnitude", rule="threshold proportional", fresh="resample mean")
-        check_range(self, "[0, inf)", "factor")
-        check_range(self, "[1, inf)", "every_steps")
-        check_range(self, "[0, 1)", "decay")
+        check_settings(
+            self, utility="gradient magnitude", rule="threshold proportional", fresh="resample mean"
+        )
+        check_settings(self, factor="[0, inf)", every_steps="[1, inf)", decay="[0, 1)")
         self.steps = 0
         self.averages: dict[str, dict[str, Tensor]] = {}
 

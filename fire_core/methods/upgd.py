@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.errors import check_choice, check_range
+from fire_core.errors import check_settings
 from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.methods.muon import adam_directions, evaluate_closure, next_steps
 from fire_core.seeding import derive
@@ -146,10 +146,8 @@ class UPGD(Method):
     changes_optimizer = True
 
     def __post_init__(self) -> None:
-        check_choice(self, maximum="raw corrected")
-        check_range(self, "(0, inf)", "rate_factor")
-        check_range(self, "[0, inf)", "sigma", "weight_decay")
-        check_range(self, "[0, 1)", "decay")
+        check_settings(self, maximum="raw corrected", rate_factor="(0, inf)")
+        check_settings(self, sigma="[0, inf)", weight_decay="[0, inf)", decay="[0, 1)")
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
         """Return a new optimizer of all trained parameters.

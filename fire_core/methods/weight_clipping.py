@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fire_core.errors import check_range
+from fire_core.errors import check_settings
 from fire_core.methods.method import FIXTURE, MatrixView, Method, register
 from fire_core.state import State
 
@@ -53,7 +53,7 @@ class WeightClipping(Method):
     off = {"factor": 1e30}
 
     def __post_init__(self) -> None:
-        check_range(self, "(0, inf)", "factor")
+        check_settings(self, factor="(0, inf)")
 
     def after_step(self, state: State) -> None:
         for net in state.nets.values():

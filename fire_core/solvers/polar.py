@@ -7,12 +7,13 @@ For W (m, n) with the singular value decomposition U S V^T, the nearest matrix w
 from __future__ import annotations
 
 from numbers import Integral, Real
+from types import SimpleNamespace
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, check_settings
 from fire_core.solvers.exact import Polar, solve_exact
 from fire_core.solvers.kernels import full_precision, polynomial_steps, residual
 from fire_core.solvers.schedules import CUBIC, MUON_QUINTIC
@@ -125,36 +126,22 @@ def _moderate(matrices: Tensor) -> Tensor:
 
     All are divided, most of them by 1: a test of the values would make the device wait.
     """
-    largest = _largest_entries(matrices).view(-1, 1, 1)
+    largest = matrices.abs().amax(dim=(-2, -1), keepdim=True)
     mantissa, _ = torch.frexp(largest)
     moderate = (largest >= 2.0**-20) & (largest <= 2.0**20)
     return matrices / torch.where(moderate, 1.0, largest / (2 * mantissa))
 
 
-def _largest_entries(matrices: Tensor) -> Tensor:
-    """Return the largest |entry| of each matrix, (b,); NaN and infinity survive."""
-    low, high = matrices.aminmax(dim=-1)
-    return torch.maximum(high.amax(dim=-1), -low.amin(dim=-1))
-
-
 def check_solver(solver: str, iterations: int, normalize: str, tolerance: float) -> None:
     """Raise UserError for a setting that `polar` does not accept."""
-    for name, word, known in (
-        ("solver", solver, get_args(Solver)),
-        ("normalize", normalize, get_args(Normalize)),
-    ):
-        if word not in known:
-            raise UserError(f"{name}={word!r} is unknown: choose one of {', '.join(known)}")
+    words = SimpleNamespace(solver=solver, normalize=normalize)
+    check_settings(words, solver=" ".join(get_args(Solver)), normalize=" ".join(get_args(Normalize)))
     if not isinstance(iterations, Integral) or isinstance(iterations, bool) or iterations < 1:
         raise UserError(f"iterations={iterations!r} must be a whole number, at least 1")
-    for name, value, default in (
-        ("iterations", iterations, ITERATIONS),
-        ("normalize", normalize, "frobenius"),
-    ):
-        if solver == "exact" and value != default:
-            raise UserError(
-                f"{name}={value!r} has no effect with solver='exact': leave it out, or choose newton_schulz"
-            )
+    used = {"iterations": (iterations, ITERATIONS), "normalize": (normalize, "frobenius")}
+    for name, (value, default) in used.items() if solver == "exact" else ():
+        if value != default:
+            raise UserError(f"{name}={value!r} has no effect with solver='exact': leave it out")
     if not isinstance(tolerance, Real) or not tolerance > 0:
         raise UserError(f"tolerance={tolerance!r} must be a positive number")
 
@@ -164,9 +151,7 @@ def check_matrices(matrices: object, name: str = "matrices") -> None:
     if not isinstance(matrices, Tensor):
         raise UserError(f"{name} is a {type(matrices).__name__}: give a torch tensor (..., m, n)")
     if matrices.layout is not torch.strided or matrices.is_nested:
-        raise UserError(
-            f"{name} is not dense (sparse or nested): convert it with to_dense() or stack its parts"
-        )
+        raise UserError(f"{name} is not dense (sparse or nested): use to_dense(), or stack its parts")
     if matrices.is_meta:
         raise UserError(f"{name} is on the meta device and has no values: load them first")
     if type(matrices).__name__ == "DTensor":
@@ -179,13 +164,11 @@ def check_matrices(matrices: object, name: str = "matrices") -> None:
 
 def _check_values(working: Tensor, batch_shape: torch.Size) -> None:
     """Raise UserError for zero or non-finite matrices (b, m, n)."""
-    largest = _largest_entries(working)
+    largest = working.abs().amax(dim=(-2, -1))  # NaN and infinity survive
     bad = ~(largest.isfinite() & (largest > 0))
     if bad.any():
         index = int(bad.nonzero()[0])
         what = "zero" if largest[index] == 0 else "not finite"
         position = tuple(int(i) for i in torch.unravel_index(torch.tensor(index), batch_shape))
         where = f" {position} of the batch" if batch_shape else ""
-        raise UserError(
-            f"matrix{where} is {what}, so it has no nearest orthogonal matrix: leave it out or repair it first"
-        )
+        raise UserError(f"matrix{where} is {what}, so it has no nearest orthogonal matrix: leave it out")

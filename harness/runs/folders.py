@@ -59,10 +59,7 @@ def _alive(path: Path) -> bool:
 
 
 def identify(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
-    """Return experiment, size, method, label, seed and status of the run in a folder.
-
-    The method comes from meta.json, or from the label if that file is lost; the other names are those of the path.
-    """
+    """Return experiment, size, method, label, seed and status of a run. Without meta.json, the label tells the method."""
     label, size, experiment = path.parent.name, path.parent.parent.name, path.parent.parent.parent.name
     return {
         "experiment": experiment,
@@ -75,10 +72,7 @@ def identify(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return everything about a run except its numbers, as one row.
-
-    dirty: whether any start of this run or of its trunk used code that differs from the commit; None if unknown.
-    """
+    """Return everything about a run except its numbers, as one row; `dirty` says whether any start used changed code."""
     meta = read_meta(path)
     trunk = read_meta(path.parents[3] / "trunks" / Path(str(meta["trunk"])).name) if "trunk" in meta else {}
     changed = [part.get("dirty", False) for part in (*starts(meta), *starts(trunk))]
@@ -143,11 +137,8 @@ def read_text(path: Path) -> str:
 def _name(value: Any) -> str:
     """Return a readable text for a name, a list of names, or a mapping that has a `name` or `game`."""
     if isinstance(value, dict):
-        return str(
-            value.get("name")
-            or value.get("game")
-            or ", ".join(str(v) for v in value.values() if isinstance(v, str | int))
-        )
+        named = value.get("name") or value.get("game")
+        return str(named or ", ".join(str(v) for v in value.values() if isinstance(v, str | int)))
     if isinstance(value, list | tuple):
         return " + ".join(map(str, value))
     return str(value or "unknown")
@@ -194,9 +185,8 @@ class FolderLock:
         except Timeout:
             return False
         except OSError as error:
-            raise UserError(
-                f"cannot write in {self.folder}: {error.strerror}; choose another folder (run.root, run.data_root)"
-            ) from error
+            choose = "choose another folder (run.root, run.data_root)"
+            raise UserError(f"cannot write in {self.folder}: {error.strerror}; {choose}") from error
         return True
 
     def release(self) -> None:

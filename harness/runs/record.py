@@ -24,8 +24,8 @@ from harness.runs.checkpoint import Parts
 from harness.runs.folders import FolderLock, fingerprint, read_meta, state_of, write_config
 from harness.runs.machine import describe, write_meta
 from harness.runs.metrics import METRICS, MetricsFile, as_line, plain
-from harness.runs.signals import STOPPED, StopRequest, say
 from harness.runs.stack import member, pause
+from harness.stop import STOPPED, StopRequest, say
 
 WAIT_SECONDS = 0.5  # between two attempts to take a lock
 
@@ -79,7 +79,7 @@ class Run:
         self.folder = self.place = name.free_for(identity).folder
         if self.folder != name.folder:
             print(
-                f"note: {name.folder.parent} has another config; this run goes to {self.folder}", flush=True
+                f"note: {name.folder.parent} has another config; this one goes to {self.folder}", flush=True
             )
         self.config, self.saving = config, saving
         facts = {key: value for key, value in asdict(name).items() if key != "root"}
@@ -101,11 +101,9 @@ class Run:
         """Whether this run is complete already; prints that it is."""
         if state_of(self.folder) != "done":
             return False
-        commit, here, note = read_meta(self.folder).get("commit"), describe(), ""
+        commit, here, note = read_meta(self.folder).get("commit") or "unknown", describe(), ""
         if commit != here["commit"] or here["dirty"]:
-            note = (
-                f", with the code of commit {str(commit or 'unknown')[:10]}, from which the files here differ"
-            )
+            note = f", with the code of commit {commit[:10]}, from which the files here differ"
         print(printable(f"finished already{note}: {self.folder} (delete it to run again)"), flush=True)
         return True
 
@@ -137,9 +135,7 @@ class Run:
             write_config(self.folder, self.config)
             write_meta(self.folder, self.meta)
         except OSError as error:
-            raise UserError(
-                f"cannot write in {self.folder}: {error.strerror}; choose another run.root"
-            ) from error
+            raise UserError(f"cannot write in {self.folder} ({error.strerror}): change run.root") from error
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         try:
@@ -289,9 +285,7 @@ class Run:
 
     def _fork(self, trunk: Path, name: str) -> Parts:
         path = trunk / "checkpoint" / f"{name}.pt"
-        parts = checkpoints.load(
-            path, remedy=f"delete {trunk} and the same command trains the shared phase 0 again"
-        )
+        parts = checkpoints.load(path, f"delete {trunk} and the same command trains the shared phase 0 again")
         checkpoints.check_owner(parts, trunk.name)
         self._copy_metrics(trunk, parts["_metrics_bytes"])
         return parts

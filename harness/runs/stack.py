@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.runs.signals import STOPPED, StopRequest
+from harness.stop import STOPPED, StopRequest
 
 POLL_SECONDS = 0.05  # while all runs wait for other processes
 

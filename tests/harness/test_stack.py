@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from harness.runs.signals import STOPPED, StopRequest
 from harness.runs.stack import meet, pause, take_turns
+from harness.stop import STOPPED, StopRequest
 
 
 def add(requests):

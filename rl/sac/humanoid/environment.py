@@ -21,13 +21,11 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from fire_core.errors import UserError
-from harness import stop
 
 from .tasks import TASKS, reward_terms
 
 try:
-    with stop.postponed():  # the import would report Ctrl-C as a module that is missing
-        import mujoco
+    import mujoco
 except Exception as error:  # MuJoCo opens the OpenGL library that MUJOCO_GL names as soon as it is imported
     missing = isinstance(error, ModuleNotFoundError) or "MUJOCO_GL" not in os.environ
     remedy = "make install-sac" if missing else "unset MUJOCO_GL, only pictures need it"
