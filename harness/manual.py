@@ -9,17 +9,7 @@ from collections.abc import Iterable
 from omegaconf import OmegaConf
 
 from fire_core.methods import available
-from harness.config import (
-    FOLDERS,
-    SIZES,
-    compose,
-    content_of,
-    domain_of,
-    file_of,
-    options,
-    read_yaml,
-    resolve,
-)
+from harness.config import FOLDERS, SIZES, compose, content_of, file_of, options, read_yaml, resolve
 from harness.domains import methods_of
 from harness.settings import Domain, keys
 
@@ -67,7 +57,7 @@ def manual(domain: Domain, everything: bool = False) -> str:
 def files(domain: Domain, group: str) -> list[str]:
     """Return the names that a script can choose from a group: those whose keys it has."""
     if group == "experiment":
-        return [name for name in options(group) if domain_of(name) == domain.name]
+        return [name for name in options(group) if content_of(name).get("domain") == domain.name]
     if group == "search":
         return options(group)
     known = {key.split(".")[1] for key in keys(domain) if key.startswith(f"{group}.")}

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -40,14 +40,6 @@ from harness.trial import seed_of
 from harness.trigger import RunTrigger
 
 Values = dict[str, Any]
-
-
-class Saved(Protocol):
-    """Anything with a state."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, saved: Any) -> Any: ...
 
 
 class OneProcess:
@@ -90,7 +82,7 @@ class Session:
         self.repeat = 1  # environment steps in one step, in what is logged
         self.treatment: Attached
         self.bar = tqdm(disable=True)
-        self._kept: dict[str, Saved] = {}
+        self._kept: dict[str, Any] = {}
         self._block = ExitStack()
         self._started = time.perf_counter()
 
@@ -108,8 +100,8 @@ class Session:
         self.treatment = attach(self.method, nets, optimizers, seed=seed, **given)
         return self.treatment
 
-    def keep(self, **parts: Saved) -> None:
-        """Save and load these objects with every checkpoint."""
+    def keep(self, **parts: Any) -> None:
+        """Save and load these objects, by their `state_dict` and `load_state_dict`, with every checkpoint."""
         self._kept |= parts
 
     def __enter__(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def targets_of(
         rows[i] = _out(target, reason) if reason else target
     listed = rows
     if model is not None or checkpoint.config is not None:
-        described = _from_config(checkpoint) if model is None else _build(model)
+        described = _described(checkpoint, model)
         source, listed = model or f"config.json ({type(described).__name__})", list_targets(described)
         known = _in_file(described, listed, checkpoint, copies)
         named = {name for target in known for name in target.aliases}
@@ -55,32 +55,31 @@ def targets_of(
     return choose(rows, targets, f"{checkpoint.path} ({source})"), source
 
 
-def _build(model: str) -> nn.Module:
-    """Return the module that "package.module:callable" makes, on the meta device: names and shapes without memory."""
-    where, _, name = model.partition(":")
-    try:
-        with torch.device("meta"):
-            return getattr(importlib.import_module(where), name)()
-    except Exception as error:
-        why = f"{type(error).__name__}: {first_line(error)}; it is package.module:callable and needs no arguments"
-        raise UserError(f"model={model!r} cannot be built ({why})") from error
+def _described(checkpoint: Checkpoint, model: str | None) -> nn.Module:
+    """Return the module that `model` names, else what config.json describes, on the meta device: names without memory.
 
-
-def _from_config(checkpoint: Checkpoint) -> nn.Module:
-    """Return the transformers model that config.json describes, on the meta device. No code of the folder is run."""
+    No code of the folder is run.
+    """
     try:
+        if model is not None:
+            where, _, name = model.partition(":")
+            make = getattr(importlib.import_module(where), name)
+            with torch.device("meta"):
+                return make()
         import transformers
 
-        folder = checkpoint.config.parent  # type: ignore[union-attr]
         safe = {"local_files_only": True, "trust_remote_code": False}
-        config = transformers.AutoConfig.from_pretrained(folder, **safe)
+        config = transformers.AutoConfig.from_pretrained(checkpoint.config.parent, **safe)  # type: ignore[union-attr]
         if getattr(config, "num_hidden_layers", 0) > len(checkpoint.tensors):  # could take all memory
             raise ValueError("it describes more layers than there are tensors")
         with torch.device("meta"):
             return getattr(transformers, config.architectures[0])(config)
     except Exception as error:
         why = f"{type(error).__name__}: {first_line(error)}"
-        raise UserError(f"{checkpoint.config} cannot be used ({why}): name the model with --model") from error
+        advice = (
+            "give package.module:callable that needs no arguments" if model else "name the model with --model"
+        )
+        raise UserError(f"{model or checkpoint.config} cannot be used ({why}): {advice}") from error
 
 
 def _in_file(
