@@ -82,10 +82,7 @@ def store(domain: Domain, experiment: str) -> None:
 
 @functools.cache
 def settings_of(cls: type[Method]) -> dict[str, Any]:
-    """Return the settings of a method: what the experiment has tuned, else the defaults of its class.
-
-    conf/tuned.yaml names the settings that are tuned under another name than `tuned.<method>.<setting>`.
-    """
+    """Return the settings of a method: as tuned (conf/tuned.yaml says under which name), else the defaults of its class."""
     elsewhere = read_yaml(CONF / "tuned.yaml").get(cls.name, {})
     method, node = cls(), {"name": cls.name}
     for name in (*(["variant"] if "variant" in elsewhere else []), *(each.name for each in fields(cls))):

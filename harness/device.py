@@ -19,10 +19,7 @@ LARGEST_TRIM, LARGEST_MMAP = 2**31 - 1, 2**25  # what glibc accepts: a C int, an
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of this name; auto is the CUDA GPU if there is one, otherwise the CPU.
-
-    Raises UserError for a device that does not exist or cannot be used.
-    """
+    """Return the device of this name; auto is a CUDA GPU if there is one. Raises UserError for one that cannot be used."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.partition(":")[0] not in DEVICES:

@@ -124,7 +124,7 @@ def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], N
     configs = [cfg for _, cfg in runs]
     stop.raise_interrupt()
     stop.name_driver()
-    here = not any(o.startswith("hydra/launcher=") for o in overrides)
+    here = not any(text.startswith("hydra/launcher=") for text in overrides)
     jobs = min(max(cfg.run.jobs for cfg in configs), len(runs))
     at_a_time = min(jobs * max(cfg.get("stack", 1) for cfg in configs), len(runs))
     minutes = [cfg.minutes or 0.0 for cfg in configs]
@@ -193,10 +193,7 @@ class Job:
 
 
 def needs(domain: Domain) -> None:
-    """Exit with code 2 and one line if packages of a script are missing, but print its help without them.
-
-    A script calls this before it imports the packages.
-    """
+    """Exit if packages of a script are missing, but print its help. A script calls this before it imports the packages."""
     missing = [package for package in domain.needs if importlib.util.find_spec(package) is None]
     if missing and {"-h", "--help"} & set(sys.argv):
         with clean_exit():
@@ -208,10 +205,7 @@ def needs(domain: Domain) -> None:
 
 
 def open_run(domain: Domain, cfg: DictConfig, method: Method, **meta: Any) -> Run:
-    """Return the run of this config, in <run.root>/<experiment>/<size>/<method><-overrides>/seed_<n>/.
-
-    meta: further entries of meta.json. Raises UserError for a device or compiler that is not there.
-    """
+    """Return the run of this config; `meta` are further entries of meta.json. Raises UserError for a missing device."""
     check_machine(cfg)
     numbers, trunk = identity(domain, cfg, method)
     typed = list(HydraConfig.get().overrides.task)
@@ -244,12 +238,12 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
         except FinishedElsewhere as end:
             print(end, flush=True)
         except Exception as caught:
-            error = _about_disk(caught) or caught
+            error, text = _about_disk(caught) or caught, traceback.format_exc()
             user_error = isinstance(error, UserError)
-            print_error(error) if user_error else print(traceback.format_exc(), file=sys.stderr, flush=True)
+            print_error(error) if user_error else print(text, file=sys.stderr, flush=True)
             if folder is not None:
                 with suppress(OSError):
-                    write_atomic(folder / "FAILED", f"{error}\n\n{traceback.format_exc()}")
+                    write_atomic(folder / "FAILED", f"{error}\n\n{text}")
             return BAD_INPUT if user_error else 1
     if not is_sweep():
         root = "" if cfg.run.root == "runs" else f" --root {shlex.quote(cfg.run.root)}"

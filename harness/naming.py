@@ -21,10 +21,7 @@ IN_THE_PATH = ("experiment", "size", "method", "seed", "search")
 
 
 def identity(domain: Domain, cfg: DictConfig, method: Method) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return (settings that the numbers of a run depend on, those that the numbers of its phase 0 depend on).
-
-    The second is None if phase 0 is not shared: with run.trunk=false, a trigger, or a method that acts in phase 0.
-    """
+    """Return (settings that a run's numbers depend on, those that its phase 0 depends on, None if that is not shared)."""
     numbers = numbers_only(domain, OmegaConf.to_container(cfg))  # type: ignore[arg-type]
     shares = cfg.run.trunk and method.first_phase >= 1 and "trigger" not in cfg
     return numbers, phase_0(domain, numbers) if shares else None
@@ -76,10 +73,7 @@ def is_sweep() -> bool:
 
 
 def label(method: str, changed: list[str]) -> str:
-    """Return the name of a run's folder: the method and its changes, joined by "-".
-
-    A name longer than LABEL_LENGTH is cut to the first changes and a hash of all.
-    """
+    """Return the name of a run's folder: the method and its changes; a hash replaces what exceeds LABEL_LENGTH."""
     parts = [method, *(change.removeprefix("method.") for change in changed)]
     parts = [re.sub(r"[^\w=.,+-]", "_", re.sub(r"[\[\] ]", "", part)) for part in parts]
     if len("-".join(parts)) <= LABEL_LENGTH:

@@ -39,10 +39,7 @@ def with_missing(
 
 
 def overview(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the lines of a table: for each experiment and size the runs in each state, and the methods.
-
-    rows: those of `with_missing`, in its order.
-    """
+    """Return a table of rows of `with_missing`: for each experiment and size, the runs in each state and the methods."""
     lines = []
     for (experiment, size), group in groupby(rows, key=_place):
         runs = list(group)

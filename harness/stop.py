@@ -29,10 +29,7 @@ def say_stopped() -> None:
 
 
 def exit_at_once() -> None:
-    """From now on exit with 128 + the signal's number.
-
-    For the import of torch, when no file is open and C code may swallow an exception.
-    """
+    """From now on exit with 128 + the signal's number: while torch is imported, C code may swallow an exception."""
     for number in SIGNALS:
         signal.signal(number, _exit)
 

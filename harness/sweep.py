@@ -27,12 +27,7 @@ SHOWN_RUNNING = 3  # runs whose progress is shown
 
 
 class Display:
-    """Shows the progress of the runs of a sweep, in a thread, from `with` to its end.
-
-    Args:
-        runs: their names.
-        results: keys of summary.json that are shown when a run ends.
-    """
+    """Shows the progress of these runs in a thread, within `with`, and `results` of summary.json at their ends."""
 
     def __init__(self, runs: Sequence[RunName], results: Sequence[str]) -> None:
         self.results = results

@@ -82,10 +82,7 @@ def make(settings: Mapping[str, Any]) -> Trigger | None:
 
 
 def check_trigger(settings: dict[str, Any], method: Method, watched: Sequence[str]) -> dict[str, Any] | None:
-    """Return the settings of the trigger that are not null; None if the method acts at boundaries.
-
-    watched: metrics that `plateau` can observe. Raises UserError for other settings, another metric, and another method.
-    """
+    """Return the trigger's settings without nulls, None if there is none. `watched`: metrics that `plateau` can observe."""
     given = {key: value for key, value in settings.items() if value is not None}
     name = given["name"]
     if name not in KINDS:

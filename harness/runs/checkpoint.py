@@ -41,10 +41,7 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
 
 
 def load_latest(folder: Path) -> Parts | None:
-    """Return the parts of the newest unnamed checkpoint that can be read, None if there is none.
-
-    Prints a line about each newer one that is damaged. Raises UserError if all are.
-    """
+    """Return the newest unnamed checkpoint that can be read, None if there is none; print which are left out."""
     oldest, *newer = _numbered(folder) or [None]
     for path in reversed(newer):
         try:

@@ -175,10 +175,7 @@ class FolderLock:
         self._lock = FileLock(folder / ".lock", thread_local=False)
 
     def acquire(self, *, wait: bool) -> bool:
-        """Take the lock and return True. Without `wait`, return False at once if another process holds it.
-
-        Raises UserError if the folder cannot be written.
-        """
+        """Take the lock and return True; without `wait`, return False at once if another process has it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=-1 if wait else 0)

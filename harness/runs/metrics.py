@@ -30,10 +30,7 @@ class MetricsFile:
         self._file: Any = None
 
     def open_at(self, folder: Path, size: int) -> None:
-        """Open the file for appending after its first `size` bytes, the number in the checkpoint; cut off the rest.
-
-        Raises UserError if the file is shorter.
-        """
+        """Open the file for appending after its first `size` bytes; cut off the rest. Raises UserError for fewer."""
         self.close()
         path = folder / METRICS
         path.touch()

@@ -254,10 +254,7 @@ class Run:
                 path.unlink()
 
     def _wait_for(self, lock: FolderLock, trains: str, ready: Path | None = None) -> None:
-        """Take a lock, after the process that holds it, or wait until the file `ready` is there.
-
-        A signal that asks to stop ends the process.
-        """
+        """Take a lock, after the process that holds it, or wait for the file `ready`. A signal ends the process."""
         waited = False
         while not (ready is not None and ready.exists()) and not lock.acquire(wait=False):
             if not waited:
