@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from fire_core.engine import Treatment, check_targets, row_of, treat_tensors
+from fire_core.engine import Treatment, check_targets, rows_of, treat_tensors
 from fire_core.errors import UserError
 from fire_core.report import Report, Row
 from fire_core.targets import Target, TargetTable
@@ -81,7 +81,7 @@ def share_out(
                 _write_full(parameters[name], owned.get(name), owners[name], group)
     changed = set() if dry_run else changed
     return Report(
-        [rows.get(t.name) or row_of(t, t.reason) for t in table],
+        [rows.get(row.name, row) for row in rows_of(table, {}, [], "")],
         changed,
         parameters=[parameters[name] for name in parameters if name in changed],
         seconds=time.perf_counter() - started,

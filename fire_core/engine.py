@@ -80,7 +80,7 @@ def treat_tensors(
             stored = treated.matrices.to(parameters[group[0].parameter].dtype)
             figures.append((group, _figures(group, old, stored.to(old.dtype), treated, initial)))
             results += zip(group, stored, strict=True)
-        rows = _rows(table, skipped, figures, action)
+        rows = rows_of(table, skipped, figures, action)
         treated_rows = [row for row in rows if row.action == action]
         if bad := [row.name for row in treated_rows if row.norm_after in (None, math.inf)]:
             raise UserError(f"NaN, infinite or overflowing values for {shorten(bad)}: nothing was written")
@@ -118,24 +118,21 @@ def measure_change(
             old, new = _stack(group, before), _stack(group, after)
             figures.append((group, _figures(group, old, new, Treated(new), initial)))
         same = {t.name: "not changed" for t in table.included}
-        report.rows.extend(_rows(table, same, figures, action))
+        report.rows.extend(rows_of(table, same, figures, action))
     report.total = sum(p.numel() for p in after.values())
 
 
-def row_of(target: Target, reason: str) -> Row:
-    """Return the row of a target that is not treated."""
-    action = "left out" if target.kind == "unclear" else "skipped"
-    return Row(target.name, target.parameter, target.shape, action, reason)
-
-
-def _rows(
+def rows_of(
     table: TargetTable,
     reasons: Mapping[str, str],
     figures: list[tuple[list[Target], dict[str, Tensor]]],
     action: str,
 ) -> list[Row]:
     """Return one row per target: with its figures, or the reason why it was left alone (by default the table's)."""
-    rows = {t.name: row_of(t, reasons.get(t.name, t.reason)) for t in table}
+    alone = {t.name: "left out" if t.kind == "unclear" else "skipped" for t in table}
+    rows = {
+        t.name: Row(t.name, t.parameter, t.shape, alone[t.name], reasons.get(t.name, t.reason)) for t in table
+    }
     kinds: dict[str, Any] = {"iterations": int, "completed": bool}
     for group, columns in figures:
         values = torch.stack([column.double() for column in columns.values()], dim=1).tolist()

@@ -39,8 +39,9 @@ def treat_model(
         options: those of `fire_core.engine.treat_tensors`, with its errors; `action` is required.
     """
     parameters = dict(_inside(model)[0].named_parameters())
-    replicas = replicas_in(model)
-    if not (is_sharded(parameters) or replicas or group is not None):
+    alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    replicas = [] if alone else replicas_in(model)
+    if alone or not (replicas or group is not None or is_sharded(parameters)):
         return treat_tensors(parameters, table, treatment, **options)
     from fire_core.distributed import share_out
 

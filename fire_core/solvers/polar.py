@@ -106,8 +106,12 @@ def solve(
     result = Polar(factor, tall.new_full((len(tall),), torch.nan), steps, steps < 0)
     with full_precision(matrices.device):
         for start in range(0, len(tall), count):
-            stack = _moderate(tall[start : start + count])
             place = slice(start, start + count)
+            # very large and small entries are divided by powers of two, which is exact; the others by 1, because a test of
+            # the values would make the device wait
+            largest = tall[place].abs().amax(dim=(-2, -1), keepdim=True)
+            moderate = (largest >= 2.0**-20) & (largest <= 2.0**20)
+            stack = tall[place] / torch.where(moderate, 1.0, largest / (2 * torch.frexp(largest).mantissa))
             if exact and count >= len(tall):
                 result = solve_exact(stack, allowed, rational=cpu)
             elif exact:
@@ -119,17 +123,6 @@ def solve(
                 if measure:
                     result.residual[place] = residual(result.factor[place])
     return result if rows >= columns else result._replace(factor=result.factor.mT)
-
-
-def _moderate(matrices: Tensor) -> Tensor:
-    """Return `matrices` (b, m, n), those with very large or small entries divided by powers of two, which is exact.
-
-    All are divided, most of them by 1: a test of the values would make the device wait.
-    """
-    largest = matrices.abs().amax(dim=(-2, -1), keepdim=True)
-    mantissa, _ = torch.frexp(largest)
-    moderate = (largest >= 2.0**-20) & (largest <= 2.0**20)
-    return matrices / torch.where(moderate, 1.0, largest / (2 * mantissa))
 
 
 def check_solver(solver: str, iterations: int, normalize: str, tolerance: float) -> None:
