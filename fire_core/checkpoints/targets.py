@@ -21,9 +21,8 @@ def targets_of(
 ) -> tuple[TargetTable, str]:
     """Return the targets of a checkpoint, and one line that says where they were read from.
 
-    They come from `model`, else from the model that config.json describes, else from names and shapes. What these do not
-    tell stays out, with the reason: matrices that the model lacks, what may be a table, fused layers, and copies of other
-    weights in the file, such as averages.
+    They come from `model`, else from config.json, else from names and shapes. What these do not tell stays out, with the
+    reason: matrices that the model lacks, what may be a table, fused layers, and copies such as averages.
 
     Args:
         targets: as for `find_targets`. "head" and "no_head" need a model, or an output layer that is tied to an embedding.
@@ -87,9 +86,8 @@ def _in_file(
 ) -> list[Target]:
     """Return those of the model's listed targets that the file has, under its names.
 
-    Names in a file may begin with the path of the model in something larger ("model.", "module._orig_mod."), or lack the
-    name of the inner model (transformers' `base_model_prefix`). Where several such paths fit equally, as for two critics,
-    all of them count, but for those of copies. Raises UserError if none fits.
+    Names in a file may begin with a path ("model.", "module._orig_mod."), or lack that of the inner model (transformers'
+    `base_model_prefix`). Where several fit equally, as for two critics, all count, but for copies.
     """
     tensors = {unwrapped(name): name for name in checkpoint.tensors}
     before: dict[str, set[str]] = defaultdict(set)  # end of a name -> what may stand before it

@@ -27,7 +27,7 @@ def treat_file(
 ) -> Report:
     """Apply FIRE to the targets of a checkpoint, write it to `output` with all other content, and return the report.
 
-    `checkpoint` holds the new weights afterwards. Optimizer state and copies of the weights in the file stay as they are.
+    `checkpoint` holds the new weights afterwards. Optimizer state and copies of the weights in the file stay.
 
     Args:
         table: the targets, as `fire_core.checkpoints.targets.targets_of` returns them.
@@ -70,8 +70,7 @@ def spectra(checkpoint: Checkpoint, table: TargetTable) -> Iterator[dict[str, ob
     """Yield a summary of the singular values of every chosen matrix of an open checkpoint, with its table of targets.
 
     Its keys are name, shape (out, in), and floats of the matrix as stored: norm (Frobenius), largest, median (the lower
-    one of two) and smallest singular value, condition (infinite if smallest is 0), and effective_rank and dfi as in
-    `fire_core.measure.metrics`. What a zero matrix does not have is NaN, and so is all for one with NaN or infinite weights.
+    of two) and smallest singular value, condition, effective_rank and dfi. All are NaN for NaN or infinite weights.
     """
     names = ("norm", "largest", "median", "smallest", "condition", "effective_rank", "dfi")
     for target in table.included:
