@@ -68,10 +68,10 @@ def reset_optimizer_state(
             )
     _check_stepped([part for nest in nests for part in nest], chosen)
     forgetting = [] if policy == "keep" else [[(part, _starts(part)) for part in nest] for nest in nests]
-    for _, parameter, copy in copies:
-        if policy == "clear" or id(parameter) in chosen:
-            copy.data.copy_(parameter)
     everything = policy == "clear"
+    for _, parameter, copy in copies:
+        if everything or id(parameter) in chosen:
+            copy.data.copy_(parameter)
     dropped = [[_forget(part, starts, everything, chosen) for part, starts in nest] for nest in forgetting]
     return sum(len(set().union(*each)) for each in dropped)
 
@@ -231,11 +231,11 @@ def _starts(part: Any) -> list[tuple[dict[str, Any], str, Any]]:
 
     Raises UserError if one is not known.
     """
-    memory = _memory(part.__class__)
-    found = [
-        (vars(part), key, memory.first.get(key)) for key in memory.written if _is_number(vars(part).get(key))
-    ]
-    found = [each for each in found if each[-1] is not None and each[-1] is not UNKNOWN]
+    memory, found = _memory(part.__class__), []
+    for key in memory.written:
+        first = memory.first.get(key)
+        if first is not None and first is not UNKNOWN and _is_number(vars(part).get(key)):
+            found.append((vars(part), key, first))
     for group in part.param_groups:
         for key in memory.written:
             if _is_number(group.get(key)):
@@ -259,11 +259,13 @@ def _forget(part: Any, starts: list[Any], everything: bool, chosen: Mapping[int,
     memory, dropped = _memory(part.__class__), set()
     counting = {id(owner) for owner, _, _ in starts}
     shared = [key for key in part.state if not isinstance(key, Tensor)]  # k of MADGRAD
-    together = shared or isinstance(part, LBFGS) or id(vars(part)) in counting
     touched = [any(id(p) in chosen for p in group["params"]) for group in part.param_groups]
-    everything = everything or (bool(together) and any(touched))
-    whole = [everything or (changed and id(g) in counting) for g, changed in zip(part.param_groups, touched)]
-    for group, forgets_all in zip(part.param_groups, whole, strict=True):
+    together = shared or isinstance(part, LBFGS) or id(vars(part)) in counting
+    everything = everything or bool(together and any(touched))
+    restarting = {id(vars(part))} if everything else set()
+    for group, changed in zip(part.param_groups, touched, strict=True):
+        if forgets_all := everything or (changed and id(group) in counting):
+            restarting.add(id(group))
         for parameter in group["params"]:
             if parameter in part.state and (forgets_all or id(parameter) in chosen):
                 entry = part.state.pop(parameter)
@@ -273,11 +275,10 @@ def _forget(part: Any, starts: list[Any], everything: bool, chosen: Mapping[int,
                 if kept := {key: value for key, value in entry.items() if key in memory.kept}:
                     part.state[parameter] = kept
                 dropped.add(id(parameter))
-    restarting = {id(group) for group, forgets_all in zip(part.param_groups, whole) if forgets_all}
     for owner, key, first in starts:
-        if (everything or id(owner) in restarting) and first is None:
+        if id(owner) in restarting and first is None:
             del owner[key]
-        elif everything or id(owner) in restarting:
+        elif id(owner) in restarting:
             owner[key] = first
     for key in shared if everything else ():
         del part.state[key]
@@ -288,12 +289,11 @@ def _parameters(changed: Report | Iterable[Tensor] | None, policy: str) -> list[
     hint = "give the report of the treatment, or the parameters themselves"
     if changed is None and policy == "clear_changed":
         raise UserError(f"optimizer_state='clear_changed' without changed parameters: {hint}")
-    if isinstance(changed, Tensor):
-        changed = [changed]
-    found = changed.parameters if isinstance(changed, Report) else list(changed or ())
-    for entry in found:
-        if not isinstance(entry, Tensor):
-            raise UserError(f"changed holds {entry!r}, which is not a parameter: {hint}")
+    if isinstance(changed, Tensor | Report):
+        return [changed] if isinstance(changed, Tensor) else changed.parameters
+    found = list(changed or ())
+    if wrong := [entry for entry in found if not isinstance(entry, Tensor)]:
+        raise UserError(f"changed holds {wrong[0]!r}, which is not a parameter: {hint}")
     return found
 
 

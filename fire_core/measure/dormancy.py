@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from fire_core.errors import UserError
 from fire_core.passes import call, in_mode
 from fire_core.targets.labels import core, is_mixed
-from fire_core.targets.record import Source
-from fire_core.targets.trace import Trace
+from fire_core.targets.trace import Source
 from fire_core.units import Recorder, UnitLayer, find_unit_layers
+from fire_core.units.trace import UnitTrace
 
 THRESHOLD = 0.025
 
@@ -31,8 +31,9 @@ def dormancy_scores(activations: Tensor) -> Tensor:
         activations: (samples, units) or (samples, channels, ...); a channel counts as one unit.
     Returns: (units,), with mean 1; all 0 if all activations of the layer are 0.
     """
-    a = (activations if activations.dtype == torch.float64 else activations.float()).abs()
-    return relative_to_layer(a.mean(dim=[d for d in range(a.ndim) if d != 1]))
+    return relative_to_layer(
+        _magnitudes(activations).mean(dim=[d for d in range(activations.ndim) if d != 1])
+    )
 
 
 def relative_to_layer(magnitudes: Tensor) -> Tensor:
@@ -66,33 +67,32 @@ def dormancy_of(
     features: Tensor | None = None
     seen: list[Tensor] = []  # labels that have been scored
 
+    def counts(number: int) -> bool:
+        group = trace.groups[number]
+        return group.active and counted(trace.layers[group.place].owner)
+
     def note(activations: Tensor, source: Source, reader: str | None = None) -> None:
         nonlocal features
         module = net.get_submodule(reader) if reader is not None else None
         if isinstance(module, nn.Linear) and counted(module):
             features = activations.flatten(0, -2)
-        active = {n: trace.groups[n].place for n in trace.groups_in(source) if counts(n)}
-        mixed: set[int] = set()
-        if is_mixed(source.units):
-            mixed = {trace.groups[n].place for n in source.lost if counts(n)}
-            lost.update(mixed)
-        if source.units is None or not active:
+        active = [n for n in trace.groups_in(source) if counts(n)]
+        mixed = trace.places(filter(counts, source.lost if is_mixed(source.labels) else ()))
+        lost.update(mixed)
+        if source.labels is None or not active:
             return
-        labels, magnitudes = by_label(activations, source.units)
-        for place in sorted({*active.values()} - mixed):
-            own = torch.stack([labels >> 32 == n for n in active if active[n] == place]).any(dim=0)
-            new = own
+        labels, magnitudes = by_label(activations, source.labels)
+        for place in sorted(trace.places(active) - mixed):
+            new = torch.stack([labels >> 32 == n for n in active if trace.groups[n].place == place]).any(
+                dim=0
+            )
             for scored in seen:
                 new = new & ~torch.isin(labels, scored.to(labels.device))
             if new.any():
                 scores.setdefault(place, []).append(relative_to_layer(magnitudes[new]))
                 seen.append(labels[new])
 
-    def counts(number: int) -> bool:
-        group = trace.groups[number]
-        return group.active and counted(trace.products[group.place].owner)
-
-    trace = Trace(note)
+    trace = UnitTrace(note)
     output = trace.run(net, inputs)
     for tensor, source in trace.sources(output) if not scores else ():
         note(tensor, source)
@@ -102,15 +102,17 @@ def dormancy_of(
 
 def by_label(activations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the labels (units,) that occur, and the mean |activation| (units,) of the entries with each."""
-    a = (activations if activations.dtype == torch.float64 else activations.float()).abs()
     small = core(labels)
-    repeated = [dim for dim in range(a.ndim) if small.shape[dim] == 1]
+    repeated = [dim for dim, size in enumerate(small.shape) if size == 1]
+    a = _magnitudes(activations)
     means = a.mean(dim=repeated, keepdim=True) if repeated else a
     found, place, count = small.flatten().unique(return_inverse=True, return_counts=True)
-    sums = torch.zeros(len(found), dtype=torch.float64, device=a.device).index_add_(
-        0, place, means.flatten().double()
-    )
-    return found, (sums / count).to(a.dtype)
+    sums = torch.zeros(len(found), dtype=torch.float64, device=a.device)
+    return found, (sums.index_add_(0, place, means.flatten().double()) / count).to(a.dtype)
+
+
+def _magnitudes(activations: Tensor) -> Tensor:
+    return (activations if activations.dtype == torch.float64 else activations.float()).abs()
 
 
 def dormancy(
@@ -136,12 +138,12 @@ def dormancy(
         if not layers:
             why = "; ".join(f"{name} {reason}" for name, reason in list(reasons.items())[:4])
             raise UserError(f"{type(net).__name__} has no hidden units that can be told apart: {why}")
-    totals: dict[str, Tensor] = {}
+    totals: dict[str, Any] = {}
     recorder = Recorder(net, layers, lambda units: units.float().abs().sum(dim=0), always=True)
     with in_mode(net, training=False), torch.no_grad(), recorder:
         for inputs in batches:
             recorder.values = {}
             call(net, inputs)
             for name, value in recorder.values.items():
-                totals[name] = totals[name] + value if name in totals else value
+                totals[name] = totals.get(name, 0.0) + value
     return {name: relative_to_layer(total) for name, total in totals.items()}

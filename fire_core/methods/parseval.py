@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fire_core.errors import UserError, check_settings
 from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.state import State
-from fire_core.targets.layers import is_norm
+from fire_core.units.trace import is_norm
 
 LARGEST_GRAM = 16384
 

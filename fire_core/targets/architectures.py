@@ -17,15 +17,18 @@ from math import prod
 from typing import Any
 
 from torch import nn
-from torch.nn.modules import conv
+from torch.nn.modules import batchnorm, conv, instancenorm
 
 from fire_core.errors import UserError
-from fire_core.targets.layers import NORMS
 from fire_core.targets.rows import Parts, Rows, Traced
 from fire_core.targets.table import role_of, shorten
 
+NORMS = (
+    *(batchnorm._BatchNorm, instancenorm._InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm),
+    nn.LocalResponseNorm,
+)
 FUSED = re.compile(
-    r"qkv|kvq|(?<![a-z])w?(kv|qk|q_k|k_v)(?![a-z])|q_?k_?v|query_key|key_value|w_?pack|c_attn|att_proj|in_proj|w_?12|w_?13"
+    r"kvq|(?<![a-z])w?(kv|qk|q_k|k_v)(?![a-z])|q_?k_?v|query_key|key_value|w_?pack|c_attn|att_proj|in_proj|w_?12|w_?13"
     r"|gate_?(and_)?up|up_?gate|fused|packed"
 )
 """Names of weights that hold several matrices in some models, at any place of the path."""
@@ -85,13 +88,8 @@ def in_order(sizes: Mapping[str, int]) -> Parts:
     return tuple(parts)
 
 
-KNOWN: dict[
-    tuple[str, str], list[tuple[str, str]]
-] = {}  # (class, attribute) -> parts and condition of each row
-for row in csv.DictReader(
-    files(__package__).joinpath("known_layers.csv").read_text(encoding="utf-8").splitlines()
-):
-    KNOWN.setdefault((row["class"], row["attribute"]), []).append((row["parts"], row["when"]))
+with files(__package__).joinpath("known_layers.csv").open(encoding="utf-8") as table:
+    KNOWN = list(csv.DictReader(table))
 
 
 def known_parts(owner: nn.Module, attribute: str, rows: int) -> Parts | None:
@@ -105,10 +103,12 @@ def known_parts(owner: nn.Module, attribute: str, rows: int) -> Parts | None:
     forward = type(owner).forward
     words = forward.__module__.split(".")
     read = f"{words[0]}.{words[-1].removeprefix('modeling_')}.{forward.__qualname__.removesuffix('.forward')}"
-    for parts, when in KNOWN.get((read, attribute), ()):
-        if when and bool(getattr(owner, when.split()[-1])) == when.startswith("not "):
+    for row in KNOWN:
+        if (row["class"], row["attribute"]) != (read, attribute):
             continue
-        pairs = [part.partition("=") for part in parts.split()]
+        if (when := row["when"]) and bool(getattr(owner, when.split()[-1])) == when.startswith("not "):
+            continue
+        pairs = [part.partition("=") for part in row["parts"].split()]
         sizes = {name: _value(owner, size) for name, _, size in pairs if size}
         share = (rows - sum(sizes.values())) // max(1, len(pairs) - len(sizes))
         sizes = {name: sizes.get(name, share) for name, _, _ in pairs}
@@ -178,7 +178,7 @@ def layout_of(place: Place, traced: Traced | None) -> Layout:
     if traced is not None and not transposed:
         if key in traced.whole:
             return layout
-        if key in traced.parts and (not isinstance(module, conv._ConvNd) or module.groups == 1):
+        if key in traced.parts and getattr(module, "groups", 1) == 1:
             return replace(layout, parts=traced.parts[key], why="part of a fused layer, as the example shows")
     reason = may_be_fused(place, *sizes) if parts is None else "its class uses them in several ways"
     if not reason:
@@ -194,11 +194,11 @@ def layout_of(place: Place, traced: Traced | None) -> Layout:
 def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
     """Return why a weight may hold several matrices, by its names and by what reads it, or "".
 
-    The reader is unknown: it is looked for among the layers that are declared after this one, in the smallest module around
-    it that has any other. A norm of the outputs counts as one that reads all of them.
+    The reader is looked for among the layers that are declared after this one, in the smallest module around it that has
+    any other. A norm of the outputs counts as one that reads all of them.
     """
     path = place.path.lower()
-    if outputs < 2 or (isinstance(place.module, conv._ConvNd) and place.module.groups > 1):
+    if outputs < 2 or getattr(place.module, "groups", 1) > 1:
         return ""
     if found := FUSED.search(path):
         return f"{found.group()} is in its name"

@@ -8,16 +8,18 @@ the meta device.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fire_core.errors import UserError, first_line
 from fire_core.passes import undisturbed
-from fire_core.targets.trace import Trace
+from fire_core.targets.labels import constant, core, numbered
+from fire_core.targets.trace import Known, Operation, Product, Source, Trace, combined
 
+FACTORS = {"mul", "div", "addcmul", "addcdiv"}
 Rows = slice | tuple[int, ...]
 Parts = tuple[tuple[str, Rows], ...]
 
@@ -44,7 +46,7 @@ def trace_rows(model: nn.Module, example: Any) -> Traced:
     Raises: UserError if the model cannot be run on it.
     """
     weights = [p for p in model.parameters() if p.dim() >= 2 and p.layout is torch.strided]
-    trace = Trace(weights=weights)
+    trace = RowTrace(weights)
     with undisturbed(model, training=False):
         try:
             output = trace.run(model, example)
@@ -53,7 +55,7 @@ def trace_rows(model: nn.Module, example: Any) -> Traced:
                 f"example: {type(model).__name__} cannot be run on it ({type(error).__name__}: {first_line(error)}): give "
                 "a batch, a tuple of arguments, or a dict of keyword arguments"
             ) from error
-    parts = _parts(trace, weights)
+    parts = trace.parts()
     unclear = {id(weights[number]): why for number, why in trace.unclear.items()}
     reached = [source.weights for _, source in trace.sources(output) if not source.weights & trace.heard]
     return Traced(
@@ -64,35 +66,129 @@ def trace_rows(model: nn.Module, example: Any) -> Traced:
     )
 
 
-def _parts(trace: Trace, weights: list[nn.Parameter]) -> dict[int, Parts]:
-    """Return the parts of the weights whose rows have different uses; rows that are added to each other have the same."""
-    above: dict[int, int] = {}
+class RowTrace(Trace):
+    """Follows the rows of weights.
 
-    def root(row: int) -> int:
-        while (other := above.get(row, row)) != row:
-            row = other
-        return row
+    Attributes:
+        uses: (kind, number, factor, rows) of rows that are one factor (0, 1, 2) of a "product" of activations, of
+            "attention" or of a "gate", by its number; a factor of the product with such a product is one of "values", with
+            the number of the latter. sums: pairs of rows that are added. unclear: weight -> what its rows cannot be
+            followed through. heard: weights whose outputs another one reads.
+    """
 
-    for pair in trace.sums:
-        for a, b in pair.T.tolist():
-            first, second = sorted((root(a), root(b)))
-            above[second] = first
-    uses: dict[int, set[tuple[str, int, int]]] = defaultdict(set)
-    for use in trace.uses:
-        for row in use.rows.tolist():
-            uses[root(row)].add((use.kind, use.number, use.factor))
-    parts: dict[int, Parts] = {}
-    for number, weight in enumerate(weights):
-        of = [frozenset(uses.get(root(trace.starts[number] + row), ())) for row in range(len(weight))]
-        names = {each: _role(each, trace.softened) for each in of}
-        if not all(names.values()):
-            names = {each: f"part {i}" for i, each in enumerate(names)}
-        groups: dict[str, list[int]] = defaultdict(list)
-        for row, each in enumerate(of):
-            groups[names[each]].append(row)
-        if len(groups) > 1:
-            parts[id(weight)] = tuple((name, _as_slice(rows)) for name, rows in groups.items())
-    return parts
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        super().__init__()
+        self.weights = weights
+        self.uses: list[tuple[str, int, int, Tensor]] = []
+        self.sums: list[Tensor] = []
+        self.unclear: dict[int, str] = {}
+        self.heard: set[int] = set()
+        for number, weight in enumerate(weights):
+            rows = numbered(number, [len(weight), *[1] * (weight.ndim - 1)], weight).expand(weight.shape)
+            self._sources[weight] = Source(rows, weights=frozenset([number]), is_weight=True)
+
+    def product(self, product: Product, result: Tensor) -> Source:
+        reads, weight = product.reads, product.weight
+        heard = frozenset().union(*(source.weights for _, source in reads))
+        for factor, source in reads if weight is None else ():
+            scores = next((s.scores for _, s in reads if s is not source and s.scores is not None), None)
+            self._use("product" if scores is None else "values", factor, source.labels, scores)
+        if len(reads) == 2 or not result.ndim:
+            return Source(weights=heard, scores=self.operations)
+        if weight is None:
+            return Source(weights=heard)
+        self.heard |= heard
+        weights, sizes = weight.weights, product.sizes(result)
+        if product.name != "convolution":
+            rows = constant(weight.labels, [0, product.side] if product.stacked else [product.side])
+        elif product.operands[1].shape[1] > 1 or len(product.operands[1]) != product.operands[0].shape[1]:
+            rows = constant(weight.labels, [int(product.args[6])])  # 1 in a transposed convolution
+        else:  # channels of the input stay apart
+            rows, weights = constant(reads[0][1].labels, [1]), weights | heard
+            if rows is None:
+                self.lose("a depthwise convolution", [(result, reads[0][1])])
+        fits = rows is not None and rows.numel() == torch.Size(sizes).numel()
+        labels = rows.reshape(sizes).expand(result.shape) if rows is not None and fits else None
+        return Source(labels, weights=weights)
+
+    def attention(self, operation: Operation, known: Known) -> Source:
+        for factor, tensor in enumerate(operation.args[:3]):
+            self._use("attention", factor, self._sources.get(tensor, Source()).labels)
+        return Source(weights=combined(known).weights)
+
+    def elementwise(self, operation: Operation, known: Known, shape: torch.Size) -> Source:
+        found = [source.labels.expand(shape) for _, source in known if source.labels is not None]
+        rows = found[0]
+        for other in found[1:]:
+            a, b = torch.broadcast_tensors(core(rows), core(other))  # type: ignore[no-untyped-call]
+            differ = (a != b) & (a >= 0) & (b >= 0)
+            if differ.any() and operation.name in FACTORS:
+                self._use("gate", 0, a[differ])
+                self._use("gate", 1, b[differ])
+                return combined(known)
+            if differ.any():
+                ids, places = torch.stack((a[differ], b[differ])).unique(return_inverse=True)
+                pairs = (places[0] * len(ids) + places[1]).unique()  # much faster than of two columns
+                self.sums.append(ids[torch.stack((pairs // len(ids), pairs % len(ids)))])
+            rows = torch.where(a < 0, b, a).expand(shape)
+        return replace(combined(known), labels=rows)
+
+    def other(self, operation: Operation, known: Known, output: Tensor, mixes: bool) -> Source:
+        name, joined = operation.name, combined(known)
+        if not joined.is_weight and len(self.sources(operation.inputs)) > len(known):
+            self.heard |= joined.weights  # a recurrent layer
+        if name == "glu":
+            whole = next(source.labels for _, source in known if source.labels is not None)
+            for factor, half in enumerate(whole.chunk(2, (*operation.args, -1)[1])):
+                self._use("gate", factor, half)
+        smaller = output.numel() < max(x.numel() for x, _ in known)
+        statistic = smaller and "pool" not in name and not operation.function._schema.is_mutable
+        decision = not (output.is_floating_point() or output.is_complex())
+        if mixes and not (statistic or decision or joined.is_weight):
+            self.lose(name, known)
+        return joined
+
+    def lose(self, why: str, known: Known) -> Source:
+        for _, source in known:
+            self.unclear |= dict.fromkeys(
+                self.groups_in(source), f"its rows cannot be followed through {why}"
+            )
+        return combined(known)
+
+    def _use(self, kind: str, factor: int, rows: Tensor | None, number: int | None = None) -> None:
+        if rows is not None:
+            number = self.operations if number is None else number
+            self.uses.append((kind, number, factor, core(rows).unique()))
+
+    def parts(self) -> dict[int, Parts]:
+        """Return the parts of weights whose rows have different uses; rows that are added to each other have the same."""
+        above: dict[int, int] = {}
+
+        def root(row: int) -> int:
+            while (other := above.get(row, row)) != row:
+                row = other
+            return row
+
+        for pair in self.sums:
+            for a, b in pair.T.tolist():
+                first, second = sorted((root(a), root(b)))
+                above[second] = first
+        uses: dict[int, set[tuple[str, int, int]]] = defaultdict(set)
+        for kind, number, factor, rows in self.uses:
+            for row in rows.tolist():
+                uses[root(row)].add((kind, number, factor))
+        parts: dict[int, Parts] = {}
+        for number, weight in enumerate(self.weights):
+            of = [frozenset(uses.get(root(number << 32 | row), ())) for row in range(len(weight))]
+            names = {each: _role(each, self.softened) for each in of}
+            if not all(names.values()):
+                names = {each: f"part {i}" for i, each in enumerate(names)}
+            groups: dict[str, list[int]] = defaultdict(list)
+            for row, each in enumerate(of):
+                groups[names[each]].append(row)
+            if len(groups) > 1:
+                parts[id(weight)] = tuple((name, _as_slice(members)) for name, members in groups.items())
+        return parts
 
 
 def _role(uses: frozenset[tuple[str, int, int]], softened: set[int]) -> str:

@@ -29,42 +29,35 @@ EITHER_WAY = ("c_fc", "c_proj")
 CONVOLUTIONS: dict[int, Any] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
 
 
-class Unclear(nn.Module):
-    """Placeholder for a layer whose weight has this name and shape in more than one kind of layer."""
-
-    kind = "unclear"
-
-    def __init__(self, cannot_tell: str) -> None:
-        super().__init__()
-        self.cannot_tell = f"{cannot_tell}, which a file does not show (pass --model)"
-
-
 def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:
     """Return a module whose `named_parameters()` are the given floating-point tensors, under their names, not copied.
 
     Other tensors (counters, masks) and running statistics of norm layers are left out. Tensors over the same memory
     with the same shape become one parameter. The module has no forward pass.
     """
-    root = nn.Module()
     known = {
         name: tensor
         for name, tensor in tensors.items()
         if tensor.is_floating_point() and not name.endswith(("running_mean", "running_var"))
     }
     memory = {n: n if t.is_meta else (t.data_ptr(), t.shape, t.stride()) for n, t in known.items()}
-    holders = Counter(memory.values())
-    shared: dict[object, nn.Parameter] = {}
-    tables = _tables(known)
+    holders, tables = Counter(memory.values()), _tables(known)
+    layers: dict[str, nn.Module] = {}
     for name, tensor in known.items():
         path, _, attribute = name.rpartition(".")
-        parameter = shared.setdefault(memory[name], nn.Parameter(tensor, requires_grad=False))
-        if name not in tables:
-            layer = _layer(path.rpartition(".")[2], attribute, tensor)
-        elif holders[memory[name]] > 1:  # the Linear that holds the same weight decides
-            layer = nn.Embedding(1, 1, device="meta")
-        else:
-            layer = Unclear(tables[name])
-        _holder(root, path.split(".") if path else [], layer)._parameters[attribute] = parameter
+        if name in tables and holders[memory[name]] > 1:  # the Linear that holds the same weight decides
+            layers[path] = nn.Embedding(1, 1, device="meta")
+        elif attribute == "weight":
+            layers[path] = _layer(path.rpartition(".")[2], tensor, tables.get(name, ""))
+    root, shared = nn.Module(), dict[object, nn.Parameter]()
+    for name, tensor in known.items():
+        *words, attribute = name.split(".")
+        module: nn.Module = root
+        for depth, word in enumerate(words, start=1):
+            layer = layers.get(".".join(words[:depth]), nn.Module())
+            module = module._modules.setdefault(word, layer)  # type: ignore[assignment]
+        parameter = nn.Parameter(tensor, requires_grad=False)
+        module._parameters[attribute] = shared.setdefault(memory[name], parameter)
     return root
 
 
@@ -90,28 +83,17 @@ def _tables(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return found
 
 
-def _holder(root: nn.Module, words: list[str], layer: nn.Module) -> nn.Module:
-    """Return the module at that path, made or replaced so that its kind is that of `layer`; children are kept."""
-    module = root
-    for depth, word in enumerate(words, start=1):
-        old, last = module._modules.get(word), depth == len(words)
-        if old is None or (last and type(old) is nn.Module):
-            new = layer if last else nn.Module()
-            if old is not None:
-                new._modules, new._parameters = old._modules, old._parameters
-            module._modules[word] = new
-        module = module._modules[word]  # type: ignore[assignment]
-    return module
-
-
-def _layer(word: str, attribute: str, tensor: Tensor) -> nn.Module:
-    """Return the layer, with a weight to be replaced, to which a tensor of that name and shape belongs."""
-    if attribute != "weight" or tensor.dim() not in (2, *CONVOLUTIONS):
-        return nn.Module()
-    if tensor.dim() == 2 and word in EITHER_WAY:
-        return Unclear("stored as (in, out) by GPT-2, (out, in) by others")
-    if tensor.dim() > 2 and tensor.shape[1] == 1:
-        return Unclear("one input channel: a depthwise convolution or a grey image")
-    if tensor.dim() == 2:
+def _layer(word: str, tensor: Tensor, unclear: str) -> nn.Module:
+    """Return the layer, with a weight to be replaced, that has a weight of this shape and this last word of its path."""
+    if tensor.dim() == 2 and word in EITHER_WAY and not unclear:
+        unclear = "stored as (in, out) by GPT-2, (out, in) by others"
+    if tensor.dim() in CONVOLUTIONS and tensor.shape[1] == 1 and not unclear:
+        unclear = "one input channel: a depthwise convolution or a grey image"
+    if tensor.dim() == 2 and not unclear:
         return nn.Linear(1, 1, bias=False, device="meta")
-    return CONVOLUTIONS[tensor.dim()](tensor.shape[1], 1, 1, bias=False, device="meta")
+    if tensor.dim() in CONVOLUTIONS and not unclear:
+        return CONVOLUTIONS[tensor.dim()](tensor.shape[1], 1, 1, bias=False, device="meta")
+    layer = nn.Module()
+    if unclear:
+        layer.cannot_tell = f"{unclear}, which a file does not show (pass --model)"  # type: ignore[assignment]
+    return layer

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from fire_core.columns import columns
 from fire_core.errors import UserError
 
-WORDS = {
-    "q": "q to_q q_proj query query_proj queries wq w_q q_lin linear_q q_linear q_attn q_proj_weight",
-    "o": "o o_proj out_proj to_out proj c_proj wo w_o out_lin dense out",
-    "mlp": "mlp ffn ff feed_forward feedforward experts expert moe block_sparse_moe intermediate",
-    "mlp layers": "fc1 fc2 c_fc gate_proj up_proj down_proj gate_up_proj linear1 linear2 w1 w2 w3",
-}
-Q, O, MLP, MLP_LAYERS = (frozenset(words.split()) for words in WORDS.values())
+WORDS = (
+    "q to_q q_proj query query_proj queries wq w_q q_lin linear_q q_linear q_attn q_proj_weight",
+    "o o_proj out_proj to_out proj c_proj wo w_o out_lin dense out",
+    "mlp ffn ff feed_forward feedforward experts expert moe block_sparse_moe intermediate",
+    "fc1 fc2 c_fc gate_proj up_proj down_proj gate_up_proj linear1 linear2 w1 w2 w3",
+)
+Q, O, MLP, MLP_LAYERS = (frozenset(words.split()) for words in WORDS)
 K = {name.replace("queries", "keys").replace("query", "key").replace("q", "k") for name in Q}
 V = {name.replace("queries", "values").replace("query", "value").replace("q", "v") for name in Q}
 ATTENTION = ("q", "k", "v", "o", "attention")
@@ -93,14 +93,19 @@ class Target:
         The matrix is a view of the parameter: writing into it (under `torch.no_grad()`) changes the parameter. Of a part
         whose rows lie apart (interleaved heads), it is a copy; `write` serves both.
         """
-        block = _parameter(self, source)[self.index]
+        block = self._parameter(source)[self.index]
         return block.mT if self.transposed else block
 
     def write(self, source: nn.Module | Mapping[str, Tensor], value: Tensor) -> None:
         """Copy `value` (out, in), of any dtype, into the parameter, in place."""
         with torch.no_grad():
-            parameter = _parameter(self, source)
+            parameter = self._parameter(source)
             parameter[self.index] = (value.mT if self.transposed else value).to(parameter.dtype)
+
+    def _parameter(self, source: nn.Module | Mapping[str, Tensor]) -> Tensor:
+        if isinstance(source, nn.Module):
+            return source.get_parameter(self.parameter)
+        return source[self.parameter]
 
 
 class TargetTable(list):
@@ -136,10 +141,9 @@ class TargetTable(list):
         rows = []
         for (included, parameter, shape, _, reason), members in merged.items():
             parts = list(dict.fromkeys(members))
-            row = {
-                "": "in" if included else "out",
-                "parameter": parameter,
-                "part": ", ".join(parts) if len(parts) <= 3 else f"{parts[0]} .. {parts[-1]}",
+            part = ", ".join(parts) if len(parts) <= 3 else f"{parts[0]} .. {parts[-1]}"
+            row = {"": "in" if included else "out", "parameter": parameter, "part": part}
+            row |= {
                 "matrices": len(members) if shape else 0,
                 "shape": "x".join(map(str, shape)),
                 "why": reason,
@@ -178,12 +182,6 @@ def shorten(words: Sequence[str], limit: int = 8) -> str:
     return ", ".join(words[:limit]) + more
 
 
-def _parameter(target: Target, source: nn.Module | Mapping[str, Tensor]) -> Tensor:
-    if isinstance(source, nn.Module):
-        return source.get_parameter(target.parameter)
-    return source[target.parameter]
-
-
 Test = Callable[[Target], bool]
 
 PRESETS: dict[str, Test] = {
@@ -202,17 +200,15 @@ def choose(
     table: TargetTable, targets: str | Sequence[str] | Callable[[Target], bool], owner: str = "the model"
 ) -> TargetTable:
     """Return the table of `list_targets` with the rule applied; errors as in `find_targets`, with the name `owner`."""
-    if not any(target.included for target in table):
+    if not table.included:
         reasons = "; ".join(f"{t.name}: {t.reason}" for t in table[:4]) or "it has no parameters"
         raise UserError(f"{owner} has no matrix to treat ({reasons})")
     if targets == "all":
         return table
     chosen = selector(table, targets)
     text = targets if isinstance(targets, str) else getattr(targets, "__name__", str(targets))
-    reason = f"not chosen by targets={text}"
-    result = TargetTable(
-        replace(t, included=False, reason=reason) if t.included and not chosen(t) else t for t in table
-    )
+    out = {"included": False, "reason": f"not chosen by targets={text}"}
+    result = TargetTable(replace(t, **out) if t.included and not chosen(t) else t for t in table)
     if not result.included:
         raise UserError(f"targets={targets!r} leaves no matrix in; names that exist: {shorten(names(table))}")
     return result
@@ -230,9 +226,8 @@ def selector(table: TargetTable, rule: object, *, matrices_only: bool = True) ->
         negated = {f"no_{name}": f"-{name}" for name in PRESETS}
         items = [negated.get(item, item) for item in items]
     wanted = [item for item in items if not item.startswith("-")] or ["all"]
-    unwanted = [item.removeprefix("-") for item in items if item.startswith("-")]
     takes = [_test(table, item, matrices_only) for item in wanted]
-    leaves = [_test(table, item, matrices_only=False) for item in unwanted]
+    leaves = [_test(table, item[1:], matrices_only=False) for item in items if item.startswith("-")]
     return lambda target: any(test(target) for test in takes) and not any(test(target) for test in leaves)
 
 
@@ -253,16 +248,14 @@ def split_rule(rule: object) -> list[str]:
 
 
 def _test(table: TargetTable, item: str, matrices_only: bool) -> Test:
-    preset = PRESETS.get(item) or PRESETS.get(item.removeprefix("no_"))
+    preset = PRESETS.get(item.removeprefix("no_"))
     if preset is not None:
         if preset is PRESETS["head"] and not table.head_known:
             raise UserError(
                 f"targets: {item!r} needs the output layers, and which they are is not known: set is_head = True on each, "
                 "give find_targets an example, or name them"
             )
-        if item in PRESETS:
-            return lambda target: target.included and preset(target)
-        return lambda target: target.included and not preset(target)
+        return lambda target: target.included and preset(target) == (item in PRESETS)
     hits = [target for target in table if _matches(target, item)]
     if not hits:
         raise UserError(f"targets: {item!r} matches nothing; {_nearest(table, item)}")
@@ -274,21 +267,20 @@ def _test(table: TargetTable, item: str, matrices_only: bool) -> Test:
 def _matches(target: Target, pattern: str) -> bool:
     """Return whether the pattern matches the target, its parameter (by any of its names), or a module around it."""
     whole, _, label = target.name.rstrip("]").partition("[")
-    parts = [
+    parts = (
         part for part in label.split(",") if not part.isdigit()
-    ]  # q of "q,0,2", a tap of a fused convolution
-    candidates = {target.parameter, target.name, f"{whole}.{label}", *target.aliases}
-    candidates.update(f"{whole}.{part}" for part in parts)
+    )  # q of "q,0,2", a tap of a fused convolution
+    candidates = {target.name, *(f"{whole}.{part}" for part in (label, *parts))}
     for alias in (target.parameter, *target.aliases):
         words = alias.split(".")
-        candidates.update(".".join(words[:length]) for length in range(1, len(words)))
+        candidates.update(".".join(words[:length]) for length in range(1, len(words) + 1))
     return any(name == pattern or fnmatchcase(name, pattern) for name in candidates)
 
 
 def _nearest(table: TargetTable, item: str) -> str:
     existing = names(table)
     presets = [*PRESETS, *(f"no_{name}" for name in PRESETS)]
-    modules = list(dict.fromkeys(target.module for target in table if target.module))
+    modules = dict.fromkeys(target.module for target in table if target.module)
     near = difflib.get_close_matches(item, [*presets, *modules, *existing], n=4, cutoff=0.6)
     nearest = f"nearest: {', '.join(near)}; " if near else ""
     return f"{nearest}names that exist: {shorten(existing)}; presets: {', '.join(PRESETS)}"

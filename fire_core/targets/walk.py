@@ -19,8 +19,7 @@ from torch.nn.modules import conv
 from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
-from fire_core.targets.architectures import Layout, Place, class_name, each_row, layout_of
-from fire_core.targets.layers import NORMS
+from fire_core.targets.architectures import NORMS, Layout, Place, class_name, each_row, layout_of
 from fire_core.targets.rows import Parts, Traced, trace_rows
 from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, selector, shorten
 
@@ -28,9 +27,14 @@ WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."
 TOKENS = "pos_embed cls_token dist_token reg_token position_embedding mask_token class_embedding"
 ADDED = set(TOKENS.split())
 EVERYTHING = slice(None)
-OF_ZERO = "on another rank, where DeepSpeed ZeRO stage 3 keeps it"
-OF_FSDP1 = "flattened and cut by FullyShardedDataParallel"
+OF_ZERO = (
+    "on another rank, where DeepSpeed ZeRO stage 3 keeps it: call this inside "
+    "deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)"
+)
+OF_FSDP1 = "cut by FullyShardedDataParallel: call this inside summon_full_params(model, writeback=True), or use FSDP2"
 REPARAMETRISED = "beside the weight: a gain, or part of a reparametrised weight (weight_norm): remove the reparametrisation"
+DEPTHWISE = "depthwise convolution: each filter sees one channel, so there is no matrix"
+TABLE = "embedding table: rows are looked up, not multiplied (tied to no Linear)"
 
 
 def find_targets(
@@ -107,13 +111,12 @@ def list_targets(model: nn.Module, *, example: Any = None) -> TargetTable:
     return table
 
 
-def _part(
+def _target(
     place: Place, kind: str, reason: str, *, part: str = "", label: str = "", taps: int = 1, **block: Any
 ) -> Target:
     """Return the target of one parameter without matrices, or of one `block` of it, which is included.
 
-    part: name of the part of a fused layer; "q", or "q.0" head by head, is its role. label: the part of the target's name in
-    brackets. taps: number of spatial positions of a convolution, else 1.
+    part: of a fused layer; "q", or "q.0" head by head, is its role. label: what the target's name has in brackets.
     """
     shape, role = block.get("shape", ()), role_of(place.name, (*place.parents, place.module))
     if part.split(".")[0] in ATTENTION:
@@ -139,54 +142,51 @@ def _part(
 
 def _split(place: Place, traced: Traced | None) -> Iterator[Target]:
     """Yield the targets in one parameter: at least one, included or not."""
-    module, parameter = place.module, place.parameter
+    module, dim, is_weight = place.module, place.parameter.dim(), place.attribute == "weight"
     if (skipped := _skipped(place)) is not None:
-        yield _part(place, *skipped)
-        return
-    if (layout := layout_of(place, traced)).why_out:
-        yield _part(place, layout.kind, layout.why_out)
-    elif parameter.dim() == 3 and getattr(module, "stacked_matrices", False):
+        yield _target(place, *skipped)
+    elif (layout := layout_of(place, traced)).why_out:
+        yield _target(place, layout.kind, layout.why_out)
+    elif dim == 3 and getattr(module, "stacked_matrices", False):
         transposed, why = module.stacked_matrices == "in_out", f"one member of {class_name(module)}"
-        yield from _matrices(place, Layout(transposed=transposed, kind="ensemble", why=why))
-    elif isinstance(module, conv._ConvNd) and place.attribute == "weight":
-        yield from _conv(place, module, layout)
-    elif layout.why and parameter.dim() in (2, 3):
-        yield from _matrices(place, layout)
-    elif isinstance(module, nn.Linear | conv._ConvNd) and place.attribute != "weight":
-        yield _part(place, "other", REPARAMETRISED)
-    elif isinstance(module, nn.Linear) and parameter.dim() == 2:
-        yield from _matrices(place, replace(layout, why=f"weight of {class_name(module)}"))
+        yield from _blocks(place, Layout(transposed=transposed, kind="ensemble", why=why))
+    elif isinstance(module, conv._ConvNd) and is_weight:
+        fused = layout.parts and (module.groups > 1 or isinstance(module, conv._ConvTransposeNd))
+        if module.groups > 1 and module.in_channels == module.groups:
+            yield _target(place, "conv", DEPTHWISE)
+        elif fused:
+            yield _target(place, "conv", "fused parts of a grouped or transposed convolution are not known")
+        else:
+            yield from _taps(place, module, layout)
+    elif layout.why and dim in (2, 3):
+        yield from _blocks(place, layout)
+    elif isinstance(module, nn.Linear | conv._ConvNd) and not is_weight:
+        yield _target(place, "other", REPARAMETRISED)
+    elif isinstance(module, nn.Linear) and dim == 2:
+        yield from _blocks(place, replace(layout, why=f"weight of {class_name(module)}"))
     elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        reason = "embedding table: rows are looked up, not multiplied (tied to no Linear)"
-        yield _part(place, "embedding", reason)
+        yield _target(place, "embedding", TABLE)
     elif hasattr(module, "cannot_tell"):
-        yield _part(place, str(module.kind), str(module.cannot_tell))
+        yield _target(place, "unclear", str(module.cannot_tell))
     else:
-        declared = {3: "stacked_matrices", 2: "fused_rows" if place.attribute == "weight" else ""}
-        name = declared.get(parameter.dim(), "")
-        advice = f" (set {name} on the module to put it in)" if name else ""
+        declared = {3: "stacked_matrices", 2: "fused_rows" if is_weight else ""}.get(dim, "")
+        advice = f" (set {declared} on the module to put it in)" if declared else ""
         known = f"{class_name(module)}, not a known layer{advice}"
         if type(module) is nn.Module:  # of a file: see `skeleton`
             known = "a layer that a file does not show (pass --model)"
-        yield _part(place, "other", f"{parameter.dim()}-D parameter of {known}")
+        yield _target(place, "other", f"{dim}-D parameter of {known}")
 
 
 def _skipped(place: Place) -> tuple[str, str] | None:
     """Return the kind of a parameter that holds no matrix in any layer, with the reason, or None."""
     module, parameter, attribute = place.module, place.parameter, place.attribute
+    owners, around = (*place.parents, module), (module, *place.parents[-1:])
     if not is_plain(parameter) and not hasattr(parameter, "full_tensor"):  # its dtype is that of dequantize()
         return "other", f"stored as {type(parameter).__name__}: only plain weights can be treated"
     if getattr(parameter, "ds_shape", parameter.shape) != parameter.shape:
-        return (
-            "unclear",
-            f"{OF_ZERO}: call this inside deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)",
-        )
-    owners = (*place.parents, module)
+        return "unclear", OF_ZERO
     if any(type(each).__name__ == "FullyShardedDataParallel" for each in owners) and parameter.dim() < 2:
-        return (
-            "unclear",
-            f"{OF_FSDP1}: call this inside summon_full_params(model, writeback=True), or use FSDP2",
-        )
+        return "unclear", OF_FSDP1
     if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
         return "other", f"stored as {parameter.dtype}: only real floating-point weights can be treated"
     if parameter.layout is not torch.strided:
@@ -195,7 +195,6 @@ def _skipped(place: Place) -> tuple[str, str] | None:
         return "other", "expanded or overlapping: several entries share one place in memory"
     if any(word.startswith("lora_") for word in place.name.split(".")):
         return "lora", "low-rank adapter: the product B A is the update, neither factor is a layer's matrix"
-    around = (module, *place.parents[-1:])
     if any(hasattr(owner, "A_log") for owner in around) and not hasattr(module, "fused_rows"):
         return "state_space", "in a state-space block, whose fused parts are not known"
     if attribute in ADDED:
@@ -208,12 +207,10 @@ def _skipped(place: Place) -> tuple[str, str] | None:
         return "norm", f"gain of {class_name(module)}"
     if "parametrizations" in place.name:
         return "other", "parametrised weight: remove the parametrisation, or treat it where it is computed"
-    if parameter.dim() <= 1:
-        return "scale", f"{parameter.dim()}-D parameter: a vector"
-    return None
+    return ("scale", f"{parameter.dim()}-D parameter: a vector") if parameter.dim() <= 1 else None
 
 
-def _matrices(place: Place, layout: Layout) -> Iterator[Target]:
+def _blocks(place: Place, layout: Layout) -> Iterator[Target]:
     """Yield the parts of each matrix of a parameter; a 3-D parameter is a stack of matrices."""
     outputs, inputs = place.parameter.shape[-2:]
     if layout.transposed:
@@ -221,7 +218,7 @@ def _matrices(place: Place, layout: Layout) -> Iterator[Target]:
     stack = [(i,) for i in range(len(place.parameter))] if place.parameter.dim() == 3 else [()]
     for lead, (name, rows) in itertools.product(stack, layout.parts or (("", EVERYTHING),)):
         cut = (*([EVERYTHING] if layout.transposed else []), rows) if name else ()
-        yield _part(
+        yield _target(
             place,
             layout.kind,
             layout.why,
@@ -233,34 +230,26 @@ def _matrices(place: Place, layout: Layout) -> Iterator[Target]:
         )
 
 
-def _conv(place: Place, module: conv._ConvNd, layout: Layout) -> Iterator[Target]:
-    """Yield one part per group and spatial tap of a convolution, of shape (out / groups, in / groups).
-
-    The output channels of a layer whose parts are known (q, k and v) are cut into these. A depthwise convolution, whose
-    groups have one input channel each, holds no matrix: every block is a single column.
-    """
-    parameter, groups = place.parameter, module.groups
-    transposed, first = isinstance(module, conv._ConvTransposeNd), parameter.shape[0] // groups
-    if groups > 1 and module.in_channels == groups:
-        reason = "depthwise convolution: each filter sees one channel, so there is no matrix"
-        yield _part(place, "conv", reason)
-        return
-    if layout.parts and (groups > 1 or transposed):
-        yield _part(place, "conv", "fused parts of a grouped or transposed convolution are not known")
-        return
-    parts: Parts = layout.parts or (("", slice(0, first)),)
+def _taps(place: Place, module: conv._ConvNd, layout: Layout) -> Iterator[Target]:
+    """Yield one matrix (out / groups, in / groups) per group, or part of a fused layer, and spatial tap."""
+    shape, groups, transposed = (
+        place.parameter.shape,
+        module.groups,
+        isinstance(module, conv._ConvTransposeNd),
+    )
     why = f"one tap of {class_name(module)}" + (f", {layout.why}" if layout.parts else "")
+    parts: Parts = layout.parts or (("", slice(0, shape[0])),)
     if groups > 1:
-        why = f"{why}, one group"
+        why, first = f"{why}, one group", shape[0] // groups
         parts = tuple((f"group {g}", slice(g * first, (g + 1) * first)) for g in range(groups))
-    for (part, rows), tap in itertools.product(parts, itertools.product(*map(range, parameter.shape[2:]))):
-        sides = (len(each_row(rows)), parameter.shape[1])
-        yield _part(
+    for (part, rows), tap in itertools.product(parts, itertools.product(*map(range, shape[2:]))):
+        sides = (len(each_row(rows)), shape[1])
+        yield _target(
             place,
             "conv",
             why,
             label=",".join([*([part] if part else []), *map(str, tap)]),
-            taps=math.prod(parameter.shape[2:]),
+            taps=math.prod(shape[2:]),
             index=(rows if part else EVERYTHING, EVERYTHING, *tap),
             transposed=transposed,
             shape=sides[::-1] if transposed else sides,
@@ -301,8 +290,7 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module], traced: Traced | Non
     Linear tied to an embedding, else those that an example shows, else the end of a plain nn.Sequential, which runs in
     the order of its layers.
     """
-    declared = {path for path, module in modules.items() if getattr(module, "is_head", False)}
-    if declared:
+    if declared := {path for path, module in modules.items() if getattr(module, "is_head", False)}:
         return declared
     for question in ("get_output_embeddings", "get_classifier"):
         answers = _ask(model, question)

@@ -1,7 +1,4 @@
-"""Hidden units of a net, with the layers that compute them and the layers that read them.
-
-Methods that replace or change single units need to know which layer feeds which. Names and order of modules do not show
-this, but one forward pass does (`trace`). `forward` may contain any Python, and nothing has to be declared.
+"""Hidden units of a net, with the layers that compute them and the layers that read them, found in one forward pass.
 
 The output channels of a layer are units if no operation mixes them on the way to each of their readers. Two layers whose
 outputs are multiplied (gated MLPs, SwiGLU) share their units. Layers are left out, with a reason, if they are added to
@@ -20,7 +17,7 @@ from torch import Tensor, nn
 
 from fire_core.passes import in_mode
 from fire_core.targets.labels import is_mixed
-from fire_core.targets.trace import Trace
+from fire_core.units.trace import UnitTrace
 
 
 @dataclass(frozen=True)
@@ -129,10 +126,10 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
         inputs: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
     Returns: a list of UnitLayer, and a dict from module names to reasons.
     """
-    trace = Trace()
+    trace = UnitTrace()
     with in_mode(net, training=False):
         output = trace.run(net, inputs)
-    modules = [product.module for product in trace.products]
+    modules = [layer.module for layer in trace.layers]
     reasons = {name: f"runs {n} times" for name, n in Counter(modules).items() if name and n > 1}
 
     def leave_out(places: Iterable[int], why: str) -> None:
@@ -142,25 +139,22 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
         leave_out(trace.places({*source.lost, *trace.groups_in(source)}) | source.gates, "feeds the output")
     for place, why in trace.troubles.items():
         leave_out([place], why)
-    found: dict[
-        frozenset[int], tuple[int, dict[str, Tensor]]
-    ] = {}  # layers -> one of them, columns by reader
-    for read in trace.reads:
-        source, places = read.source, trace.places(trace.groups_in(read.source))
-        if is_mixed(source.units):
-            for number, operation in source.lost.items():
-                leave_out(trace.places([number]), f"goes through {operation}")
-        if read.module is None:
-            leave_out(places | source.gates, f"goes through {read.operation}")
+    found: dict[frozenset[int], tuple[int, dict[str, Tensor]]] = {}  # gated layers -> one, columns by reader
+    for reader, reading, source, labels in trace.reads:
+        places = trace.places(trace.groups_in(source))
+        for number, operation in source.lost.items() if is_mixed(source.labels) else ():
+            leave_out(trace.places([number]), f"goes through {operation}")
+        if reader is None:
+            leave_out(places | source.gates, f"goes through {reading}")
             continue
-        grouped = getattr(net.get_submodule(read.module), "groups", 1) > 1
+        grouped = getattr(net.get_submodule(reader), "groups", 1) > 1
         for place in (place for place in places if modules[place]):
             group = frozenset({place} | source.gates)
-            columns = None if grouped else _columns(trace, place, read.columns)
+            columns = None if grouped else _columns(trace, place, labels)
             if columns is None:
-                leave_out(group, f"does not fit the inputs of {read.module}")
+                leave_out(group, f"does not fit the inputs of {reader}")
             else:
-                found.setdefault(group, (place, {}))[1][read.module] = columns
+                found.setdefault(group, (place, {}))[1][reader] = columns
     for place in range(len(modules)):
         count = sum(place in group for group in found)
         if count != 1:
@@ -178,19 +172,19 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
             if not torch.equal(each.flatten(), torch.arange(each.numel()))
         }
         outgoing = tuple((reader, each.shape[1]) for reader, each in readers.items())
-        units = trace.products[place].units
+        units = trace.layers[place].units
         layers.append(UnitLayer(names[0], units, names, tuple(sorted(norms)), outgoing, orders))
     return sorted(layers, key=lambda layer: modules.index(layer.name)), reasons
 
 
-def _columns(trace: Trace, place: int, labels: Tensor | None) -> Tensor | None:
+def _columns(trace: UnitTrace, place: int, labels: Tensor | None) -> Tensor | None:
     """Return where the labels of one product's units are, (units, columns); None if not every unit has as many."""
     if labels is None:
         return None
     labels, own = labels.flatten().cpu(), [n for n, group in enumerate(trace.groups) if group.place == place]
     found = torch.isin(labels >> 32, torch.tensor(own)).nonzero().flatten()
     unit = labels[found] & (2**32 - 1)
-    counts = unit.bincount(minlength=trace.products[place].units)
+    counts = unit.bincount(minlength=trace.layers[place].units)
     if not len(found) or counts.min() != counts.max():
         return None
     return found[unit.argsort(stable=True)].view(len(counts), -1)

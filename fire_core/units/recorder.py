@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fire_core.passes import first_input
-from fire_core.targets.layers import CONVOLUTIONS
 from fire_core.units.graph import UnitLayer
+from fire_core.units.trace import CONVOLUTIONS
 
 
 def samples_by_unit(activations: Tensor, layer: UnitLayer, name: str, reader: nn.Module) -> Tensor:
@@ -46,20 +46,18 @@ class Recorder:
     ) -> None:
         self.values: dict[str, Tensor] = {}
         self.net = net
-        modules = dict(net.named_modules())
+        self._handles = [self._record(layer, reduce, always) for layer in layers]
 
-        def record(layer: UnitLayer) -> RemovableHandle:
-            name = layer.outgoing[0][0]
+    def _record(self, layer: UnitLayer, reduce: Callable[[Tensor], Tensor], always: bool) -> RemovableHandle:
+        name = layer.outgoing[0][0]
 
-            def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-                if always or (module.training and torch.is_grad_enabled()):
-                    with torch.no_grad():
-                        read = first_input(arguments, keywords).detach()
-                        self.values[layer.name] = reduce(samples_by_unit(read, layer, name, module))
+        def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            if always or (module.training and torch.is_grad_enabled()):
+                with torch.no_grad():
+                    read = first_input(arguments, keywords).detach()
+                    self.values[layer.name] = reduce(samples_by_unit(read, layer, name, module))
 
-            return modules[name].register_forward_pre_hook(hook, with_kwargs=True)
-
-        self._handles = [record(layer) for layer in layers]
+        return self.net.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
 
     def remove(self) -> None:
         """Remove the hooks; `values` stay."""
