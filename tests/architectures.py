@@ -5,6 +5,7 @@ python -m tests.architectures prints the page.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 
 import torch
@@ -23,20 +24,10 @@ def _language_model(name: str, **settings: object) -> nn.Module:
     return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(name, **settings))
 
 
-def gpt2() -> nn.Module:
-    return _language_model("gpt2", n_layer=2)
-
-
-def llama() -> nn.Module:
-    return _language_model("llama", num_hidden_layers=2, num_key_value_heads=8)
-
-
-def phi3() -> nn.Module:
-    return _language_model("phi3", num_hidden_layers=2, num_key_value_heads=8)
-
-
-def mixtral() -> nn.Module:
-    return _language_model("mixtral", num_hidden_layers=2)
+gpt2 = partial(_language_model, "gpt2", n_layer=2)
+llama = partial(_language_model, "llama", num_hidden_layers=2, num_key_value_heads=8)
+phi3 = partial(_language_model, "phi3", num_hidden_layers=2, num_key_value_heads=8)
+mixtral = partial(_language_model, "mixtral", num_hidden_layers=2)
 
 
 def vit() -> nn.Module:

@@ -172,14 +172,11 @@ def pretended_gpu() -> Iterator[Counts]:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for module in ("harness.session", "language.distributed"):
             patch.setattr(f"{module}.pick_device", lambda name: GPU)
-        for name in (
-            "torch.optim.optimizer",
-            "torch.utils._foreach_utils",
-        ):  # fused and foreach exist on a GPU
-            module = sys.modules[name]
-            for kind in ("fused", "foreach"):
+        for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+            module, devices = sys.modules[name], ["cpu", "cuda", "meta"]
+            for kind in ("fused", "foreach"):  # which exist on a GPU
                 patch.setattr(
-                    module, f"_get_{kind}_kernels_supported_devices", lambda: ["cpu", "cuda", "meta"]
+                    module, f"_get_{kind}_kernels_supported_devices", lambda devices=devices: devices
                 )
             patch.setattr(module, "_foreach_supported_types", [Tensor, torch.nn.Parameter, Gpu])
         patch.setattr(torch, "Generator", Generator)

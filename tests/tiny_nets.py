@@ -1,8 +1,10 @@
 """The two tiny nets of the official fixtures, and the formula that fills every tensor (tests/official/README.md)."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +28,29 @@ def linear(values: list, bias: list | None = None) -> nn.Linear:
     if bias is not None:
         layer.bias.data = torch.tensor(bias)
     return layer
+
+
+class Net(nn.Module):
+    """`function(net, *inputs, **inputs)` with these layers, in this order."""
+
+    def __init__(self, function: Callable, **layers: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.function(self, *inputs, **named)
+
+
+@contextmanager
+def untouched(*nets: nn.Module) -> Iterator[None]:
+    """Fail if a value of these nets changes inside the block."""
+    before = [{name: value.clone() for name, value in net.state_dict().items()} for net in nets]
+    yield
+    for net, values in zip(nets, before, strict=True):
+        for name, value in net.state_dict().items():
+            assert torch.equal(value, values[name]), name
 
 
 def hooks(net: nn.Module) -> int:

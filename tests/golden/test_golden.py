@@ -5,17 +5,13 @@ import json
 
 import pytest
 import record
+from composed import with_method
 
-from harness.config import domain_of
+from harness.config import compose, domain_of
 from harness.domains import find, methods_of
 
 ROWS = {(row["experiment"], row["size"]): row for row in csv.DictReader(record.IDENTITIES.open())}
-DEFAULTS = [
-    ("random_label", "small"),
-    ("fig3_best", "medium"),
-    ("fig4a_asterix", "paper"),
-    ("fig4b_walk", "medium"),
-]
+DEFAULTS = {"random_label": "small", "fig3_best": "medium", "fig4a_asterix": "paper", "fig4b_walk": "medium"}
 
 
 def test_the_record_names_every_experiment_and_size():
@@ -27,12 +23,12 @@ def test_no_setting_of_fire_has_another_identity(setting):
     assert record.identity_of(*setting, "fire") == ROWS[setting]["fire"]
 
 
-@pytest.mark.parametrize("setting", DEFAULTS, ids="/".join)
+@pytest.mark.parametrize("setting", DEFAULTS.items(), ids="/".join)
 def test_no_method_has_another_identity(setting):
-    methods = methods_of(find(domain_of(setting[0])))
-    assert {method: record.identity_of(*setting, method) for method in methods} == {
-        method: ROWS[setting][method] for method in methods
-    }
+    domain = find(domain_of(setting[0]))
+    composed = compose(domain, [f"experiment={setting[0]}", f"size={setting[1]}", "method=none"])
+    for method in methods_of(domain):
+        assert record.identity_in(domain, with_method(composed, method)) == ROWS[setting][method], method
 
 
 @pytest.mark.slow

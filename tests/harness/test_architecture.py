@@ -1,6 +1,7 @@
 """Arrows between packages point down only, and no module imports itself in a circle."""
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -60,13 +61,10 @@ def imports(name, path, known, *, at_import_only):
 
 def test_arrows_point_down():
     known = modules()
-    up = [
-        f"{name} imports {target}"
-        for name, path in known.items()
-        for target in imports(name, path, known, at_import_only=False)
-        if target.split(".")[0] not in FLOORS[name.split(".")[0]] | {name.split(".")[0]}
-    ]
-    assert not up, "\n".join(sorted(up))
+    for name, path in known.items():
+        below = FLOORS[name.split(".")[0]] | {name.split(".")[0]}
+        for target in imports(name, path, known, at_import_only=False):
+            assert target.split(".")[0] in below, f"{name} imports {target}"
 
 
 def ring(module):
@@ -76,23 +74,16 @@ def ring(module):
 
 def test_the_rings_of_the_library_point_inwards():
     known = {name: path for name, path in modules().items() if name.startswith("fire_core")}
-    outwards = [
-        f"{name} imports {target}"
-        for name, path in known.items()
-        for target in imports(name, path, known, at_import_only=False)
-        if ring(target) > ring(name)
-    ]
-    assert not outwards, "\n".join(sorted(outwards))
+    for name, path in known.items():
+        for target in imports(name, path, known, at_import_only=False):
+            assert ring(target) <= ring(name), f"{name} imports {target}"
 
 
 def test_files_are_replaced_by_one_writer_only():
-    replacing = {
-        str(path.relative_to(ROOT))
-        for path in modules().values()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.replace", "os.rename")
-    }
-    assert replacing == {"fire_core/files.py"}
+    files = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in modules().values()}
+    assert [name for name, text in files.items() if re.search(r"os\.(replace|rename)\b", text)] == [
+        "fire_core/files.py"
+    ]
 
 
 def test_no_circles():

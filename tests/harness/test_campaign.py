@@ -77,15 +77,10 @@ def test_a_plan_worked_by_hand(tiny, tmp_path):
     lines = plan(tiny, [f"run.root={tmp_path}"]).splitlines()
     minutes = content_of("label_noise")["minutes"]["smoke"]
     ends = [0.5, 0.5 + minutes / 60, 1.0 + minutes / 60, 1.5 + minutes / 60]
-    left = [
-        re.match(r" *(\d) of +(\d) runs left, done after +([.\d]+) h: python ", line) for line in lines[:4]
-    ]
-    assert [match.groups() for match in left] == [
-        (*runs, f"{end:.1f}") for runs, end in zip(("22", "11", "22", "12"), ends, strict=True)
-    ]
-    assert lines[4].endswith(
-        f": 6 runs left, {ends[-1]:.1f} hours, {2.5 + minutes / 60:.1f} if one at a time; assumed: a worked example"
-    )
+    for line, (left, of), end in zip(lines, ("22", "11", "22", "12"), ends):
+        assert re.match(rf" *{left} of +{of} runs left, done after +{end:.1f} h: python ", line), line
+    one_at_a_time = f"{2.5 + minutes / 60:.1f} if one at a time; assumed: a worked example"
+    assert lines[4].endswith(f": 6 runs left, {ends[-1]:.1f} hours, {one_at_a_time}")
     command = shlex.split(lines[3].partition(" h: ")[2])
     assert command[1].endswith("vision/train.py") and command[2] == "-m" and "seed=3,4" in command
 

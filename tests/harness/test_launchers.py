@@ -10,11 +10,8 @@ import psutil
 import pytest
 from sweeps import ROOT, finish, metrics, start
 
-RAY = [
-    "hydra/launcher=ray",
-    "+hydra.launcher.ray.init.num_cpus=2",
-    "+hydra.launcher.ray.init.include_dashboard=false",
-]
+INIT = "+hydra.launcher.ray.init"
+RAY = ["hydra/launcher=ray", f"{INIT}.num_cpus=2", f"{INIT}.include_dashboard=false"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -32,9 +29,8 @@ def expected(tmp_path_factory):
 def test_a_campaign_through_a_launcher_gives_the_same_numbers(launcher, expected, tmp_path):
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.split('_')[0]}_launcher")
     path, root = tmp_path / "two.yaml", tmp_path / "runs"
-    path.write_text(
-        "{size: smoke, options: {threads: 1}, parts: [[{experiment: random_label, method: [none, fire], seed: [[1, 2]]}]]}"
-    )
+    part = "{experiment: random_label, method: [none, fire], seed: [[1, 2]]}"
+    path.write_text(f"{{size: smoke, options: {{threads: 1}}, parts: [[{part}]]}}")
     options = RAY[1:] if launcher == "ray" else []
     command = [sys.executable, "-m", "harness.campaign", str(path), f"run.root={root}"]
     command += [f"hydra/launcher={launcher}", *options]
@@ -86,18 +82,11 @@ subprocess.run([sys.executable, *sys.argv[1:]])
     ids=["torchrun", "driver"],
 )
 def test_workers_end_soon_after_the_process_that_started_them_is_killed(how, settings, workers, tmp_path):
-    settings = [
-        *settings,
-        "size=small",
-        f"run.root={tmp_path}",
-        f"run.data_root={tmp_path / 'data'}",
-        "threads=1",
-    ]
+    folders = [f"run.root={tmp_path}", f"run.data_root={tmp_path / 'data'}"]
+    command = [sys.executable, *how, *settings, "size=small", "threads=1", *folders]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     log = (tmp_path / "log").open("w")
-    parent = subprocess.Popen(
-        [sys.executable, *how, *settings], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
-    )
+    parent = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
     while not [path for path in tmp_path.rglob("metrics.jsonl") if path.stat().st_size]:
         assert parent.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.1)

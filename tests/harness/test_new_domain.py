@@ -114,23 +114,20 @@ def test_a_fifth_domain_runs_resumes_sweeps_and_is_in_a_table(tmp_path):
         (toy / name).write_text(text.lstrip())
     script = Script(str(toy / "train.py"), "harness.launch", "torch._dynamo")
 
-    code, text = script.run(["--help", "all"])
-    assert code == 0 and "steps of each of the two phases" in text and "noise: more_noise" in text
+    text = script.run(["--help", "all"])
+    assert "steps of each of the two phases" in text and "noise: more_noise" in text
     assert "shrink_perturb " in text and "cbp " not in text
-    code, text = script.run(["method=cbp"])
-    assert code == 2 and "method=cbp does not run in toy: it is a toy" in text
+    assert "method=cbp does not run in toy: it is a toy" in script.run(["method=cbp"], expect=(2,))
 
-    code, text = script.run([f"run.root={whole}"])
-    assert code == 0, text
+    script.run([f"run.root={whole}"])
     for step in (10, 30):
-        code, text = script.run([f"run.root={stopped}", "run.checkpoint_steps=5"], killed(f"step == {step}"))
-        assert code == 9, text
-    code, text = script.run([f"run.root={stopped}"])
-    assert code == 0 and "resuming from" in text, text
+        line = [f"run.root={stopped}", "run.checkpoint_steps=5"]
+        script.run(line, killed(f"step == {step}"), (9,))
+    assert "resuming from" in script.run([f"run.root={stopped}"])
     assert record(stopped) == record(whole) and len(record(whole)) == 2  # the run and its shared first phase
 
-    code, text = script.run(["-m", "method=none,fire", "seed=1,2", f"run.root={root}"])
-    assert code == 0 and "sweep: 4 of 4 done" in text, text
+    said = script.run(["-m", "method=none,fire", "seed=1,2", f"run.root={root}"])
+    assert "sweep: 4 of 4 done" in said
     assert len(list((root / "trunks").iterdir())) == 2
     command = [sys.executable, "-m", "analysis", "tables", "--experiment", "two_phases", "--root", str(root)]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -3,6 +3,7 @@
 import os
 import resource
 import struct
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,14 +38,12 @@ def files_in(folder: Path) -> set[str]:
 
 
 def saved(content: object):
-    return lambda path: torch.save(content, path)
+    return partial(write, content)
 
 
-def named(name: str):
-    """A file of either kind whose weight has this name."""
-    return lambda path: (save_file if path.suffix == ".safetensors" else torch.save)(
-        {name: torch.eye(3)}, path
-    )
+def write(content: object, path: Path) -> None:
+    """A file of either kind."""
+    (save_file if path.suffix == ".safetensors" else torch.save)(content, path)
 
 
 def flipped_bit(path: Path) -> None:
@@ -82,8 +81,8 @@ SPARSE, META = torch.eye(4).to_sparse(), torch.empty(4, 4, device="meta")
         ("x.pt", saved({**WEIGHTS, "c.weight": SPARSE}), "is sparse"),
         ("x.pt", saved({**WEIGHTS, "c.weight": META}), "on the meta"),
         ("x.pt", flipped_bit, "checksum"),
-        ("x.pt", named("a\x1b[2J.weight"), "cannot be printed"),
-        ("x.safetensors", named("a." * 3000 + "weight"), "3000 levels deep"),
+        ("x.pt", saved({"a\x1b[2J.weight": torch.eye(3)}), "cannot be printed"),
+        ("x.safetensors", saved({"a." * 3000 + "weight": torch.eye(3)}), "3000 levels deep"),
         ("x.safetensors", truncated, "cannot be read as safetensors"),
         ("x.safetensors", lambda path: path.write_bytes(struct.pack("<Q", 2**62) + b"{}"), "as safetensors"),
         ("x", shards(), "has 0 of model.safetensors or"),
@@ -126,12 +125,10 @@ def test_a_full_disk_or_an_interrupt_leaves_nothing(tmp_path, monkeypatch, capsy
 def test_outputs_are_checked_before_any_work(tmp_path, monkeypatch, capsys, name):
     source, other = tmp_path / name, tmp_path / f"other{Path(name).suffix}"
     for path in (source, other):
-        (save_file if path.suffix == ".safetensors" else torch.save)(WEIGHTS, path)
+        write(WEIGHTS, path)
     (tmp_path / f"link{source.suffix}").symlink_to("nowhere")
     contents = {path: path.read_bytes() for path in (source, other)}
-    monkeypatch.setattr(
-        "fire_core.checkpoints.treat.project", lambda *arguments, **settings: pytest.fail("work")
-    )
+    monkeypatch.setattr("fire_core.checkpoints.treat.project", lambda *_, **__: pytest.fail("work"))
     for output, said in (
         (source, "not overwritten"),
         (other, "not overwritten"),

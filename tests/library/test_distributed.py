@@ -20,21 +20,11 @@ from fire_core.methods.controls import random_orthogonal
 from fire_core.methods.dash import dash
 from fire_core.wrapped_models import observe, treat_model
 
-SOLVERS = (
-    {"solver": "newton_schulz", "iterations": 5},
-    {"solver": "exact"},
-    {"solver": "exact", "strength": 0.5},
-    {"solver": "exact", "scale": "initial"},
-)
-
-
+EXACT = {"solver": "exact"}
+SOLVERS = ({"iterations": 5}, EXACT, EXACT | {"strength": 0.5}, EXACT | {"scale": "initial"})
 BATCHES = [(torch.arange(i, i + 12)[None], torch.linspace(-1, 1 + i, 37)[None, None]) for i in (0, 9)]
-
-STARTS: tuple[tuple[str, dict], ...] = (
-    ("full_reset", {}),
-    ("shrink_perturb", {"shrink": 0.3}),
-    ("fire", {"targets": "conv", "reset": "linear"}),
-)
+LINEAR_LAYERS = {"targets": "conv", "reset": "linear"}
+STARTS = (("full_reset", {}), ("shrink_perturb", {"shrink": 0.3}), ("fire", LINEAR_LAYERS))
 
 
 class Net(nn.Module):
@@ -247,24 +237,14 @@ def dashed(model: nn.Module, batches: list) -> dict:
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    found = {
-        "replicated": replicated_models(),
-        "sharded": sharded_models(),
-        "training": training_goes_on(),
-        "random": drawn_at_random(fully_shard(twins())),
-        "failures": failures(rank),
-        "changed": what_was_changed(),
-        "ddp": [
-            [
-                towards_the_start(DistributedDataParallel(make()), method, initial, **settings)
-                for initial in (None, DistributedDataParallel(make()).state_dict())
-            ]
-            for method, settings in STARTS
-        ],
-        "dry run": dry_run(),
-        "dash": dashed(DistributedDataParallel(make()), BATCHES[rank : rank + 1]),
-        "mine": who_works(),
-    }
+    found = {"replicated": replicated_models(), "sharded": sharded_models(), "training": training_goes_on()}
+    found |= {"random": drawn_at_random(fully_shard(twins())), "failures": failures(rank)}
+    found |= {"changed": what_was_changed(), "dry run": dry_run(), "mine": who_works()}
+    found["dash"] = dashed(DistributedDataParallel(make()), BATCHES[rank : rank + 1])
+    for initial in (None, DistributedDataParallel(make()).state_dict()):
+        for method, settings in STARTS:
+            after = towards_the_start(DistributedDataParallel(make()), method, initial, **settings)
+            found.setdefault(method, []).append(after)
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -320,9 +300,9 @@ def test_dash_follows_the_mean_of_all_ranks(ranks: list[dict]) -> None:
 
 def test_methods_that_read_the_starting_weights_treat_replicas(ranks: list[dict]) -> None:
     """Names are those of the module inside DistributedDataParallel, also where the starting weights carry its prefix."""
-    for number, (method, settings) in enumerate(STARTS):
+    for method, settings in STARTS:
         weights, report, changed, parameters = towards_the_start(make(), method, **settings)
-        for found in [of for rank in ranks for of in rank["ddp"][number]]:
+        for found in ranks[0][method] + ranks[1][method]:
             assert found[2:] == (changed, parameters)
             assert all(torch.allclose(found[0][name], weight, atol=2e-6) for name, weight in weights.items())
             assert_rows_match(found[1], report)

@@ -20,6 +20,7 @@ NETS = {
     "vit_tiny": {"width": 24, "depth": 1, "heads": 2, "image_size": 16},
     "vgg16": {"width": 4, "image_size": 32},
 }
+TYPES = {"resnet18": torch.float32, "vit_tiny": torch.bfloat16, "vgg16": torch.float32}
 # Settings with which methods act within the few steps of these tests: those with a period, a threshold or an age in steps.
 SOON = {
     "cbp": {"replacement_rate": 0.2, "maturity": 1},
@@ -132,20 +133,21 @@ def plain():
 @pytest.mark.parametrize("case", IN_PLACE)
 @pytest.mark.parametrize("net", NETS)
 def test_runs_in_every_model_keeps_parameter_identity_and_reports_what_changed(case, net):
-    run = Training(case, net)
+    """Types are part of the identity, and the weights of one model are bfloat16."""
+    run = Training(case, net, TYPES[net])
     identity = {n: (id(p), p.data_ptr(), p.shape, p.dtype) for n, p in run.net.named_parameters()}
     placed = hooks(run.net)
     run.train(2)
     before, weights = {n: p.detach().clone() for n, p in run.net.named_parameters()}, run.weights()
     report = run.boundary()
-    assert identity == {n: (id(p), p.data_ptr(), p.shape, p.dtype) for n, p in run.net.named_parameters()}
     assert torch.equal(weights, run.weights()) == (not report.changed)
     changed = {f"net.{n}" for n, p in run.net.named_parameters() if not torch.equal(p, before[n])}
     assert changed <= report.changed
     assert {row.parameter for row in report.treated()} <= {f"net.{n}" for n in before}
     assert all(row.dfi_after is not None or row.reason for row in report.rows)
-    run.boundary(2)
-    assert run.train(2).weights().isfinite().all()
+    run.train(3).boundary(2)
+    assert run.train(3).weights().isfinite().all()
+    assert identity == {n: (id(p), p.data_ptr(), p.shape, p.dtype) for n, p in run.net.named_parameters()}
     if hasattr(run.treatment.method, "close"):
         run.treatment.method.close()
         assert placed == hooks(run.net)
@@ -214,13 +216,6 @@ def test_resumes_and_needs_every_key_of_its_state(case, tmp_path):
             without["treatment"]["method"]["state"][key] = fresh[key]
             needed |= {key} if differs(without) else set()
     assert needed == used, f"a run of {case} resumes without some of its state"
-
-
-@pytest.mark.parametrize("case", IN_PLACE)
-def test_trains_on_bf16_weights(case):
-    run = Training(case, "vit_tiny", dtype=torch.bfloat16).all_phases()
-    assert all(p.dtype == torch.bfloat16 for p in run.net.parameters())
-    assert run.weights().isfinite().all()
 
 
 @pytest.mark.parametrize("case", DURING)

@@ -10,21 +10,20 @@ from fire_core import UserError, attach
 from fire_core.methods import create
 from fire_core.methods.plasticity_injection import inject
 from fire_core.state import State, snapshot
+from tests.tiny_nets import Net
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encoder = nn.Linear(3, 4)
-        self.head = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+def head():
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
 
-    def forward(self, x):
-        return self.head(self.encoder(x).relu())
+
+def new_net():
+    return Net(lambda net, x: net.head(net.encoder(x).relu()), encoder=nn.Linear(3, 4), head=head())
 
 
 def trained_state():
     torch.manual_seed(0)
-    net, target = Net(), Net()
+    net, target = new_net(), new_net()
     state = State({"net": net}, followers=[(target, net)], initial=snapshot({"net": net}))
     with torch.no_grad():
         for parameter in net.parameters():
@@ -41,19 +40,13 @@ def test_a_tied_head_leaves_the_embedding_in_training():
     assert net["head"](input=torch.ones(1, 4)).shape == (1, 3)
 
 
-class Replica(nn.Module):
-    """Stands for DistributedDataParallel, which needs several processes."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
-
-def test_a_compiled_net_is_injected_as_a_bare_one_and_a_replica_is_refused(monkeypatch):
+def test_a_compiled_net_is_injected_as_a_bare_one_and_a_replica_is_refused():
     _, net, _ = trained_state()
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="wrap the net afterwards"):
-        patch.setattr(nn.parallel, "DistributedDataParallel", Replica)
-        inject(Replica(net), net.state_dict())
+    replica = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(replica)  # without the several processes that it needs
+    replica.module = net
+    with pytest.raises(UserError, match="wrap the net afterwards"):
+        inject(replica, net.state_dict())
     report = inject(torch.compile(net), net.state_dict())
     assert report.changed == {f"head.new.{name}" for name, _ in net.head.new.named_parameters()}
 
@@ -74,7 +67,7 @@ def test_predictions_do_not_change_and_only_the_new_head_and_the_encoder_learn()
     net(x).square().sum().backward()
     optimizer.step()
     hidden = net.encoder(x).relu()
-    start = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    start = head()
     old = {k.removeprefix("head."): v for k, v in state.initial["net"].items() if "head" in k}
     start.load_state_dict(old)
     by_hand = old_head(hidden) + net.head.new(hidden) - start(hidden)
@@ -92,7 +85,7 @@ def test_a_rebuilt_net_takes_the_checkpoint_of_an_injected_one(boundaries, first
     treatment = attached(net, target)
     for phase in range(1, boundaries + 1):
         treatment.boundary(phase)
-    fresh, other = Net(), Net()
+    fresh, other = new_net(), new_net()
     attached(fresh, other).load_state_dict(treatment.state_dict())
     other.load_state_dict(target.state_dict())
     x = torch.randn(4, 3)
@@ -101,16 +94,8 @@ def test_a_rebuilt_net_takes_the_checkpoint_of_an_injected_one(boundaries, first
 
 
 def test_heads_with_two_outputs_are_combined_entry_by_entry():
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.mean, self.spread = nn.Linear(3, 2), nn.Linear(3, 2)
-
-        def forward(self, x):
-            return self.mean(x), self.spread(x)
-
-    net = nn.Sequential()
-    net.add_module("head", Pair())
+    pair = Net(lambda net, x: (net.mean(x), net.spread(x)), mean=nn.Linear(3, 2), spread=nn.Linear(3, 2))
+    net = nn.ModuleDict({"head": pair})
     state = State({"actor": net}, initial=snapshot({"actor": net}))
     x = torch.randn(5, 3)
     before = net.head(x)

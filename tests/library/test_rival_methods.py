@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_nets import hooks, linear
+from tiny_nets import Net, hooks, linear
 from torch import nn
 from torch.nn import functional
 
@@ -289,17 +289,13 @@ def test_muon_shares_out_the_parameters():
     assert treatment.optimizer is not both
 
 
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate, self.up, self.down = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 4)
-
-    def forward(self, x):
-        return x + self.down(functional.silu(self.gate(x)) * self.up(x))
+def gated(net, x):
+    return x + net.down(functional.silu(net.gate(x)) * net.up(x))
 
 
 def test_gated_units():
-    net, x = nn.Sequential(Gated(), nn.Linear(4, 2)), torch.randn(64, 5, 4)
+    block = Net(gated, gate=nn.Linear(4, 6), up=nn.Linear(4, 6), down=nn.Linear(6, 4))
+    net, x = nn.Sequential(block, nn.Linear(4, 2)), torch.randn(64, 5, 4)
     layers, _ = find_unit_layers(net, x)
     assert [(u.incoming, u.outgoing, u.units) for u in layers] == [(("0.gate", "0.up"), (("0.down", 1),), 6)]
     hidden = (functional.silu(net[0].gate(x)) * net[0].up(x)).abs().mean(dim=(0, 1))
@@ -308,43 +304,16 @@ def test_gated_units():
     assert (net[0].down.weight[:, 2] == 0).all() and net[0].gate.bias[2] == 0 and net[0].up.bias[2] == 0
 
 
-class Keywords(nn.Module):
-    """Calls its layers with keyword arguments; its units are squared."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(2, 3), nn.Linear(3, 2)
-
-    def forward(self, x, keep=None):
-        hidden = torch.relu(self.first(input=x)).square()
-        return self.second(input=hidden if keep is None else hidden * keep)
-
-
-def test_squared_units_of_layers_called_with_keyword_arguments_are_traced_and_recorded():
-    torch.manual_seed(0)
-    net = Keywords()
-    layers, _ = find_unit_layers(net, X)
-    assert [(layer.incoming, layer.outgoing) for layer in layers] == [(("first",), (("second", 1),))]
-    hidden = torch.relu(net.first(X)).square().mean(dim=0)
-    torch.testing.assert_close(dormancy(net, [X])["first"], (hidden / hidden.mean()).detach())
-
-
-class Shared(nn.Module):
+def shared(net, x):
     """A residual sum, a layer used twice, sorted units."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.twice, self.side = (nn.Linear(4, 4) for _ in range(3))
-        self.out = nn.Linear(8, 2)
-
-    def forward(self, x):
-        x = self.stem(x)
-        x = x + self.twice(torch.relu(self.twice(x)))
-        return self.out(torch.cat([x, self.side(x).sort(dim=1).values], dim=1))
+    x = net.stem(x)
+    x = x + net.twice(torch.relu(net.twice(x)))
+    return net.out(torch.cat([x, net.side(x).sort(dim=1).values], dim=1))
 
 
 def test_units_without_an_owner_are_left_out_with_a_reason():
-    net = Shared()
+    layers = {name: nn.Linear(4, 4) for name in ("stem", "twice", "side")}
+    net = Net(shared, **layers, out=nn.Linear(8, 2))
     net.side.weight.requires_grad_(False)
     layers, reasons = find_unit_layers(net, torch.randn(2, 4))
     assert layers == [] and set(reasons) == {"stem", "twice", "side", "out"}
@@ -352,13 +321,14 @@ def test_units_without_an_owner_are_left_out_with_a_reason():
     assert not net.side.weight.requires_grad and net.training and hooks(net) == 0
 
 
+def share(net):
+    net.append(nn.Embedding(1, 3))[3].weight = net[2].weight
+
+
 @pytest.mark.parametrize(
     "change, said",
     [
-        (
-            lambda net: setattr(net.append(nn.Embedding(1, 3))[3], "weight", net[2].weight),
-            "shares a parameter",
-        ),
+        (share, "shares a parameter"),
         (lambda net: nn.utils.parametrizations.weight_norm(net[2]), "reparametrised"),
         (lambda net: net[2].requires_grad_(False), "frozen"),
     ],
@@ -374,16 +344,25 @@ def test_units_of_shared_reparametrised_and_frozen_weights_are_not_replaced(chan
             create("redo", threshold=0.5).after_pass(state_of(net))
 
 
+def squared(net, x, keep=None):
+    """Calls its layers with keyword arguments; its units are squared."""
+    hidden = torch.relu(net.first(input=x)).square()
+    return net.second(input=hidden if keep is None else hidden * keep)
+
+
 KEEP = torch.ones(3, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
-    "inputs", [{"x": X, "keep": KEEP}, (X, KEEP), [X, KEEP]], ids=["mapping", "tuple", "list"]
+    "inputs", [X, {"x": X, "keep": KEEP}, (X, KEEP), [X, KEEP]], ids=["tensor", "mapping", "tuple", "list"]
 )
 def test_batches_may_be_mappings_tuples_and_lists(inputs):
-    net = Keywords()
-    assert [layer.name for layer in find_unit_layers(net, inputs)[0]] == ["first"]
-    assert dormancy(net, [inputs])["first"].shape == (3,)
+    torch.manual_seed(0)
+    net = Net(squared, first=nn.Linear(2, 3), second=nn.Linear(3, 2))
+    (layer,), _ = find_unit_layers(net, inputs)
+    assert (layer.incoming, layer.outgoing) == (("first",), (("second", 1),))
+    hidden = torch.relu(net.first(X)).square().mean(dim=0)
+    torch.testing.assert_close(dormancy(net, [inputs])["first"], (hidden / hidden.mean()).detach())
     assert plasticity(net, inputs) == pytest.approx(plasticity(net, X))
     draw = torch.Generator().manual_seed(0)
     assert curvature(net, inputs, torch.ones(2, 2), functional.mse_loss, generator=draw) > 0

@@ -97,12 +97,8 @@ def test_multihead_attention_splits_its_input_projection() -> None:
     model = Mixed()
     table = by_name(find_targets(model, "attention"))
     assert torch.equal(table["attention.in_proj_weight[v]"].matrix(model), model.attention.in_proj_weight[8:])
-    assert names(model, "qk") == [
-        "attention.in_proj_weight[q]",
-        "attention.in_proj_weight[k]",
-        "fused.weight[q]",
-        "fused.weight[k]",
-    ]
+    fused = ("attention.in_proj_weight", "fused.weight")
+    assert names(model, "qk") == [f"{name}[{part}]" for name in fused for part in "qk"]
     unequal = nn.ModuleList([nn.MultiheadAttention(4, 2, kdim=6, vdim=5)])
     assert [t.shape for t in find_targets(unequal, "attention").included] == [(4, 4), (4, 6), (4, 5), (4, 4)]
 

@@ -13,162 +13,113 @@ from torch import Tensor, nn
 
 from fire_core import UserError, find_targets, fire
 from fire_core.targets.rows import trace_rows
+from tests.tiny_nets import Net, untouched
 
 
-class LegacyAttention(nn.Module):
+def legacy_attention(net: Net, x: Tensor) -> Tensor:
     """guided-diffusion and LDM: heads are split before q, k and v, as the released weights have it."""
-
-    def __init__(self, channels: int = 32, heads: int = 4) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Conv1d(channels, 3 * channels, 1, bias=False)
-        self.proj_out = nn.Conv1d(channels, channels, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, channels, time = x.shape
-        width = channels // self.heads
-        q, k, v = self.qkv(x).reshape(batch * self.heads, 3 * width, time).split(width, dim=1)
-        scores = torch.softmax(torch.einsum("bct,bcs->bts", q, k) / math.sqrt(width), dim=-1)
-        return x + self.proj_out(torch.einsum("bts,bcs->bct", scores, v).reshape(batch, channels, time))
+    batch, channels, time = x.shape
+    q, k, v = net.qkv(x).reshape(4 * batch, 3 * channels // 4, time).split(channels // 4, dim=1)
+    scores = torch.softmax(torch.einsum("bct,bcs->bts", q, k) / math.sqrt(channels // 4), dim=-1)
+    return x + net.proj_out(torch.einsum("bts,bcs->bct", scores, v).reshape(batch, channels, time))
 
 
-class LoopOverHeads(nn.Module):
+def loop_over_heads(net: Net, x: Tensor) -> Tensor:
     """The rows of each head are q, k and v, and each head has products of its own."""
-
-    def __init__(self, width: int = 32, heads: int = 4) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mixed = []
-        for head in self.qkv(x).chunk(self.heads, dim=-1):
-            q, k, v = head.chunk(3, dim=-1)
-            mixed.append(torch.softmax(q @ k.mT, dim=-1) @ v)
-        return self.out(torch.cat(mixed, dim=-1))
+    mixed = []
+    for head in net.qkv(x).chunk(4, dim=-1):
+        q, k, v = head.chunk(3, dim=-1)
+        mixed.append(torch.softmax(q @ k.mT, dim=-1) @ v)
+    return net.out(torch.cat(mixed, dim=-1))
 
 
-class GatedSum(nn.Module):
-    """The two halves of one layer are added to those of another one before they become a gate."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.plain, self.later, self.out = nn.Linear(32, 96), nn.Linear(32, 96), nn.Linear(48, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = (self.plain(x) + self.later(x)).chunk(2, dim=-1)
-        return self.out(torch.sigmoid(gate) * up)
-
-
-class GroupedHeads(nn.Module):
+def grouped_heads(heads: int = 8, groups: int = 2, name: str = "wqkv") -> Net:
     """InternLM2's order: for each group the q of its heads, then its k, then its v; with a rotation of q and k."""
 
-    def __init__(self, width: int = 64, heads: int = 8, groups: int = 2, name: str = "wqkv") -> None:
-        super().__init__()
-        self.heads, self.groups, self.size, self.name = heads, groups, width // heads, name
-        setattr(self, name, nn.Linear(width, (heads + 2 * groups) * self.size, bias=False))
-        self.wo = nn.Linear(width, width, bias=False)
-
-    def rotated(self, x: Tensor) -> Tensor:
+    def rotated(x: Tensor) -> Tensor:
         angle = torch.linspace(0, 1, x.shape[-1])
         first, second = x.chunk(2, dim=-1)
         return x * angle.cos() + torch.cat((-second, first), dim=-1) * angle.sin()
 
-    def forward(self, x: Tensor) -> Tensor:
-        fused = getattr(self, self.name)(x).unflatten(-1, (self.groups, -1, self.size))
+    def forward(net: Net, x: Tensor) -> Tensor:
+        fused = getattr(net, name)(x).unflatten(-1, (groups, -1, 64 // heads))
         q, k, v = fused[..., :-2, :].flatten(-3, -2), fused[..., -2, :], fused[..., -1, :]
-        q, k, v = self.rotated(q).transpose(1, 2), self.rotated(k).transpose(1, 2), v.transpose(1, 2)
+        q, k, v = rotated(q).transpose(1, 2), rotated(k).transpose(1, 2), v.transpose(1, 2)
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-        return self.wo(mixed.transpose(1, 2).flatten(2))
+        return net.wo(mixed.transpose(1, 2).flatten(2))
+
+    fused = nn.Linear(64, (heads + 2 * groups) * 64 // heads, bias=False)
+    return Net(forward, **{name: fused}, wo=nn.Linear(64, 64, bias=False))
 
 
-class GatedQuery(nn.Module):
+def gated_query(net: Net, x: Tensor) -> Tensor:
     """Qwen3.5's order: q_proj holds the query and then the gate of each head."""
-
-    def __init__(self, width: int = 32, heads: int = 4) -> None:
-        super().__init__()
-        self.heads = heads
-        self.q_proj = nn.Linear(width, 2 * width, bias=False)
-        self.k_proj, self.v_proj, self.o_proj = (nn.Linear(width, width, bias=False) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, gate = self.q_proj(x).unflatten(-1, (self.heads, -1)).chunk(2, dim=-1)
-        k, v = (layer(x).unflatten(-1, (self.heads, -1)) for layer in (self.k_proj, self.v_proj))
-        mixed = nn.functional.scaled_dot_product_attention(*(p.transpose(1, 2) for p in (q, k, v)))
-        return self.o_proj(mixed.transpose(1, 2).flatten(2) * torch.sigmoid(gate.flatten(2)))
+    q, gate = net.q_proj(x).unflatten(-1, (4, -1)).chunk(2, dim=-1)
+    k, v = (layer(x).unflatten(-1, (4, -1)) for layer in (net.k_proj, net.v_proj))
+    mixed = nn.functional.scaled_dot_product_attention(*(p.transpose(1, 2) for p in (q, k, v)))
+    return net.o_proj(mixed.transpose(1, 2).flatten(2) * torch.sigmoid(gate.flatten(2)))
 
 
-class SwiGLU(nn.Module):
+def swiglu(net: Net, x: Tensor) -> Tensor:
     """DINOv2."""
-
-    def __init__(self, width: int = 32, hidden: int = 48) -> None:
-        super().__init__()
-        self.w12, self.w3 = nn.Linear(width, 2 * hidden), nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.w12(x).chunk(2, dim=-1)
-        return self.w3(nn.functional.silu(gate) * up)
+    gate, up = net.w12(x).chunk(2, dim=-1)
+    return net.w3(nn.functional.silu(gate) * up)
 
 
-class GEGLU(nn.Module):
+def geglu(net: Net, x: Tensor) -> Tensor:
     """diffusers: the layer stands in a module of its own, its reader elsewhere."""
-
-    def __init__(self, width: int = 32, hidden: int = 48) -> None:
-        super().__init__()
-        self.proj = nn.Linear(width, 2 * hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        up, gate = self.proj(x).chunk(2, dim=-1)
-        return up * nn.functional.gelu(gate)
+    up, gate = net.proj(x).chunk(2, dim=-1)
+    return up * nn.functional.gelu(gate)
 
 
-def diffusers_feed_forward() -> nn.Module:
-    return nn.Sequential(GEGLU(), nn.Dropout(0.0), nn.Linear(48, 32))
-
-
-class ShortConvolution(nn.Module):
+def short_convolution(net: Net, x: Tensor) -> Tensor:
     """LFM2: in_proj holds B, C and x, and x passes a depthwise convolution between the products."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.in_proj, self.out_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.conv = nn.Conv1d(width, width, 3, groups=width, padding=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, c, values = self.in_proj(x).transpose(-1, -2).chunk(3, dim=-2)
-        return self.out_proj((c * self.conv(b * values)[..., : x.shape[1]]).transpose(-1, -2))
+    b, c, values = net.in_proj(x).transpose(-1, -2).chunk(3, dim=-2)
+    return net.out_proj((c * net.conv(b * values)[..., : x.shape[1]]).transpose(-1, -2))
 
 
-class ConformerConvolution(nn.Module):
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.pointwise_conv1 = nn.Conv1d(width, 2 * width, 1)
-        self.depthwise_conv = nn.Conv1d(width, width, 3, padding=1, groups=width)
-        self.norm, self.pointwise_conv2 = nn.BatchNorm1d(width), nn.Conv1d(width, width, 1)
+def conformer(net: Net, x: Tensor) -> Tensor:
+    x = nn.functional.glu(net.pointwise_conv1(x), dim=1)
+    return net.pointwise_conv2(nn.functional.silu(net.norm(net.depthwise_conv(x))))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = nn.functional.glu(self.pointwise_conv1(x), dim=1)
-        return self.pointwise_conv2(nn.functional.silu(self.norm(self.depthwise_conv(x))))
+
+def swiglu_net() -> Net:
+    return Net(swiglu, w12=nn.Linear(32, 96), w3=nn.Linear(48, 32))
 
 
 def rows(*ranges: tuple[int, int]) -> list[int]:
     return [row for start, stop in ranges for row in range(start, stop)]
 
 
-FUSED = {  # module, its example, the fused weight, and the rows of its matrices
-    "legacy": (LegacyAttention, (2, 32, 5), "qkv.weight",
-               [rows(*((24 * h + 8 * p, 24 * h + 8 * p + 8) for h in range(4))) for p in range(3)]),
-    "loop": (LoopOverHeads, (2, 5, 32), "qkv.weight",
-             [rows(*((24 * h + 8 * p, 24 * h + 8 * p + 8) for h in range(4))) for p in range(3)]),
-    "grouped": (GroupedHeads, (2, 5, 64), "wqkv.weight",
+def by_head(width: int, parts: int) -> list[list[int]]:
+    """Rows of each part where each of four heads has `width` rows of every part."""
+    starts = [range(parts * width * head, parts * width * (head + 1), width) for head in range(4)]
+    return [rows(*((of[part], of[part] + width) for of in starts)) for part in range(parts)]
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+FUSED = {  # net, its example, the fused weight, and the rows of its matrices
+    "legacy": (lambda: Net(legacy_attention, qkv=nn.Conv1d(32, 96, 1), proj_out=nn.Conv1d(32, 32, 1)),
+               (2, 32, 5), "qkv.weight", by_head(8, 3)),
+    "loop": (lambda: Net(loop_over_heads, qkv=nn.Linear(32, 96), out=nn.Linear(32, 32)),
+             (2, 5, 32), "qkv.weight", by_head(8, 3)),
+    "grouped": (grouped_heads, (2, 5, 64), "wqkv.weight",
                 [rows((0, 32), (48, 80)), rows((32, 40), (80, 88)), rows((40, 48), (88, 96))]),
-    "gated query": (GatedQuery, (2, 5, 32), "q_proj.weight",
-                    [rows(*((16 * h + 8 * p, 16 * h + 8 * p + 8) for h in range(4))) for p in range(2)]),
-    "w12": (SwiGLU, (3, 32), "w12.weight", [rows((0, 48)), rows((48, 96))]),
-    "geglu": (diffusers_feed_forward, (3, 32), "0.proj.weight", [rows((0, 48)), rows((48, 96))]),
-    "short convolution": (ShortConvolution, (2, 7, 16), "in_proj.weight",
-                          [rows((0, 16)), rows((16, 32)), rows((32, 48))]),
-    "conformer": (ConformerConvolution, (2, 16, 9), "pointwise_conv1.weight", [rows((0, 16)), rows((16, 32))]),
+    "gated query": (lambda: Net(gated_query, q_proj=linear(32, 64), k_proj=linear(32, 32), v_proj=linear(32, 32),
+                                o_proj=linear(32, 32)), (2, 5, 32), "q_proj.weight", by_head(8, 2)),
+    "w12": (swiglu_net, (3, 32), "w12.weight", [rows((0, 48)), rows((48, 96))]),
+    "geglu": (lambda: nn.Sequential(Net(geglu, proj=nn.Linear(32, 96)), nn.Dropout(0.0), nn.Linear(48, 32)),
+              (3, 32), "0.proj.weight", [rows((0, 48)), rows((48, 96))]),
+    "short convolution": (lambda: Net(short_convolution, in_proj=nn.Linear(16, 48), out_proj=nn.Linear(16, 16),
+                                      conv=nn.Conv1d(16, 16, 3, groups=16, padding=2)),
+                          (2, 7, 16), "in_proj.weight", [rows((0, 16)), rows((16, 32)), rows((32, 48))]),
+    "conformer": (lambda: Net(conformer, pointwise_conv1=nn.Conv1d(16, 32, 1),
+                              depthwise_conv=nn.Conv1d(16, 16, 3, padding=1, groups=16), norm=nn.BatchNorm1d(16),
+                              pointwise_conv2=nn.Conv1d(16, 16, 1)),
+                  (2, 16, 9), "pointwise_conv1.weight", [rows((0, 16)), rows((16, 32))]),
 }  # fmt: skip
 
 
@@ -196,7 +147,7 @@ def test_a_fused_weight_stays_out_and_an_example_cuts_it(kind: str) -> None:
 
 def test_the_report_says_what_is_left_out_and_which_share_was_treated() -> None:
     """An official Muon treats 2,048 of 11.2 M parameters of a ResNet-18, and nobody notices (WatChMaL 108)."""
-    model = nn.Sequential(SwiGLU(), nn.Linear(32, 4))
+    model = nn.Sequential(swiglu_net(), nn.Linear(32, 4))
     report = fire(model)
     whole = sum(p.numel() for p in model.parameters())
     assert report.share == (32 * 48 + 32 * 4) / whole
@@ -209,13 +160,13 @@ def test_the_report_says_what_is_left_out_and_which_share_was_treated() -> None:
     "name", ["wqkv", "linear_qkv", "qkv_fused", "attn", "qkv_layer", "W_pack", "in_proj", "Wqkv", "qkv"]
 )
 def test_grouped_heads_stay_out_under_any_name(name: str) -> None:
-    attention = nn.ModuleDict({"attention": GroupedHeads(name=name), "feed_forward": nn.Linear(64, 64)})
+    attention = nn.ModuleDict({"attention": grouped_heads(name=name), "feed_forward": nn.Linear(64, 64)})
     out = {t.parameter for t in find_targets(attention).unclear}
     assert out == {f"attention.{name}.weight"}
 
 
 def test_a_declaration_is_tested_by_an_example() -> None:
-    model = GroupedHeads(heads=8, groups=1)  # one group: q, k and v lie one after the other
+    model = grouped_heads(heads=8, groups=1)  # one group: q, k and v lie one after the other
     model.wqkv.fused_rows = {"q": 64, "k": 8, "v": 8}
     find_targets(model, example=torch.randn(1, 3, 64))
     model.wqkv.fused_rows = {"q": 56, "k": 8, "v": 16}
@@ -231,36 +182,37 @@ def test_an_example_that_cannot_be_run_is_one_clear_line() -> None:
 
 def test_an_example_leaves_the_model_as_it_was() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 2)).train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
     example, state = torch.randn(5, 4), torch.get_rng_state()
-    find_targets(model, "no_head", example=example)
+    with untouched(model):
+        find_targets(model, "no_head", example=example)
     assert model.training and torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 
 
 def test_both_terms_of_a_sum_are_cut_as_the_sum_is() -> None:
-    table = find_targets(GatedSum(), example=torch.randn(2, 32))
+    """The two halves of one layer are added to those of another one before they become a gate."""
+
+    def gated_sum(net: Net, x: Tensor) -> Tensor:
+        gate, up = (net.plain(x) + net.later(x)).chunk(2, dim=-1)
+        return net.out(torch.sigmoid(gate) * up)
+
+    net = Net(gated_sum, plain=nn.Linear(32, 96), later=nn.Linear(32, 96), out=nn.Linear(48, 32))
+    table = find_targets(net, example=torch.randn(2, 32))
     assert [t.shape for t in table.included] == [(48, 32)] * 4 + [(32, 48)]
 
 
 def test_plain_layers_stay_one_matrix() -> None:
     """Residual sums, rotations, norms, concatenations and depthwise convolutions cut nothing."""
 
-    class Plain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.deep = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
-            self.norm, self.in_proj, self.b = nn.BatchNorm2d(8), nn.Linear(8, 8), nn.Linear(16, 8)
-            self.squeeze, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+    def plain(net: Net, x: Tensor) -> Tensor:
+        x = torch.relu_(net.norm(net.deep(net.stem(x)))).mean((2, 3))
+        y = x + nn.functional.gelu(net.in_proj(x))
+        z = net.b(torch.cat((x, y), dim=-1))
+        return net.head(z * torch.sigmoid(net.squeeze(z)))
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = torch.relu_(self.norm(self.deep(self.stem(x)))).mean((2, 3))
-            y = x + nn.functional.gelu(self.in_proj(x))
-            z = self.b(torch.cat((x, y), dim=-1))
-            return self.head(z * torch.sigmoid(self.squeeze(z)))
-
-    model = Plain()
+    images = {"stem": nn.Conv2d(3, 8, 3, padding=1), "deep": nn.Conv2d(8, 8, 3, padding=1, groups=8)}
+    dense = {"in_proj": nn.Linear(8, 8), "b": nn.Linear(16, 8), "squeeze": nn.Linear(8, 8)}
+    model = Net(plain, **images, norm=nn.BatchNorm2d(8), **dense, head=nn.Linear(8, 3))
     assert [t.module for t in find_targets(model).unclear] == ["in_proj"], "by its name"
     example = torch.randn(2, 3, 6, 6)
     assert not find_targets(model, example=example).unclear
@@ -269,51 +221,33 @@ def test_plain_layers_stay_one_matrix() -> None:
     assert len(seen.whole) == sum(p.dim() > 1 for p in model.parameters())
 
 
-class HeadFirst(nn.Module):
+def head_first(net: Net, x: Tensor) -> Tensor:
     """Stable-Baselines and many PPO nets: the head is declared before the features."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out, self.a, self.b = nn.Linear(8, 4), nn.Linear(10, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.relu(self.b(torch.relu(self.a(x)))))
+    return net.out(torch.relu(net.b(torch.relu(net.a(x)))))
 
 
-class TwoHeads(nn.Module):
+def two_heads(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
     """cleanrl's actor of SAC."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc1, self.fc_mean, self.fc_logstd = nn.Linear(10, 32), nn.Linear(32, 4), nn.Linear(32, 4)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        x = torch.relu(self.fc1(x))
-        return self.fc_mean(x), torch.tanh(self.fc_logstd(x))
+    x = torch.relu(net.fc1(x))
+    return net.fc_mean(x), torch.tanh(net.fc_logstd(x))
 
 
-class Headless(nn.Module):
+def headless(net: Net, x: Tensor) -> Tensor:
     """A residual trunk: what it returns is read by layers of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(10, 10), nn.Linear(10, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.a(x)
-        return x + self.b(torch.relu(x))
+    x = net.a(x)
+    return x + net.b(torch.relu(x))
 
 
 @pytest.mark.parametrize(
-    "make, heads",
+    "function, sizes, heads",
     [
-        (HeadFirst, {"out"}),
-        (TwoHeads, {"fc_mean", "fc_logstd"}),
-        (Headless, set()),
+        (head_first, {"out": (8, 4), "a": (10, 8), "b": (8, 8)}, {"out"}),
+        (two_heads, {"fc1": (10, 32), "fc_mean": (32, 4), "fc_logstd": (32, 4)}, {"fc_mean", "fc_logstd"}),
+        (headless, {"a": (10, 10), "b": (10, 10)}, set()),
     ],
 )
-def test_heads_follow_execution_or_are_refused(make: type[nn.Module], heads: set[str]) -> None:
-    model = make()
+def test_heads_follow_execution_or_are_refused(function, sizes, heads) -> None:
+    model = Net(function, **{name: nn.Linear(*size) for name, size in sizes.items()})
     for rule in ("head", "no_head", "all,-head"):
         with pytest.raises(UserError, match="set is_head = True"):
             find_targets(model, rule)

@@ -136,11 +136,7 @@ def test_data_loader_is_read_in_another_order_in_each_repeat_only_if_it_is_shuff
 
 
 # ---------------------------------------------------------------------------------------------------- what a branch is
-SOON = {
-    "redo": {"every_steps": 3},
-    "cbp": {"replacement_rate": 0.2, "maturity": 1},
-    "snr": {"update_every": 2},
-}
+SOON = {"redo": {"every_steps": 3}, "cbp": {"replacement_rate": 0.2, "maturity": 1}}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The units' tools: any net's layers, the entries of their weights, and a method of a stranger written with them."""
+"""The units' tools: any net's layers, the entries of their weights, and fresh ones."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from torch import nn
 from fire_core import UserError
 from fire_core.measure.dormancy import dormancy, dormancy_scores
 from fire_core.units import LAWS, draw, find_unit_layers, incoming, outgoing, recycle
+from tests.tiny_nets import Net
 
 
 class StackedLinear(nn.Module):
@@ -23,20 +24,15 @@ class StackedLinear(nn.Module):
         return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
 
 
-class Joined(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm, self.side = nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), nn.Linear(4, 2)
-        self.out = nn.Linear(14, 5)
-
-    def forward(self, x):
-        image = torch.relu(self.norm(self.conv(x))).permute(0, 2, 3, 1).flatten(1)
-        return self.out(torch.cat([torch.relu(self.side(x.flatten(1))), image], dim=1))
+def joined(net, x):
+    image = torch.relu(net.norm(net.conv(x))).permute(0, 2, 3, 1).flatten(1)
+    return net.out(torch.cat([torch.relu(net.side(x.flatten(1))), image], dim=1))
 
 
 def test_joined_layers_know_their_columns():
     torch.manual_seed(0)
-    net, x = Joined(), torch.randn(8, 1, 2, 2)
+    layers = {"conv": nn.Conv2d(1, 3, 1), "norm": nn.BatchNorm2d(3), "side": nn.Linear(4, 2)}
+    net, x = Net(joined, **layers, out=nn.Linear(14, 5)), torch.randn(8, 1, 2, 2)
     layers, reasons = find_unit_layers(net, x)
     assert reasons == {"out": "feeds the output"}
     columns = {layer.name: layer.columns_in("out").tolist() for layer in layers}
@@ -52,15 +48,10 @@ def test_joined_layers_know_their_columns():
 
 def test_integers_of_the_input_are_followed():
     """Frames of Atari are uint8."""
-    layers = [nn.Conv2d(1, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)]
     frames = torch.randint(0, 255, (4, 1, 2, 2), dtype=torch.uint8)
-
-    class Scaled(nn.Sequential):
-        def forward(self, x):
-            return super().forward(x.float() / 255)
-
-    (layer,), _ = find_unit_layers(Scaled(*layers), frames)
-    assert layer.name == "0" and layer.outgoing == (("3", 4),)
+    layers = nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
+    (layer,), _ = find_unit_layers(Net(lambda net, x: net.layers(x.float() / 255), layers=layers), frames)
+    assert layer.name == "layers.0" and layer.outgoing == (("layers.3", 4),)
 
 
 def test_entries_are_read_and_written_unit_by_unit():
@@ -90,38 +81,3 @@ def test_laws_have_their_spread(law):
     assert float(values.std()) == pytest.approx(bound / 3**0.5, rel=0.02) and values.abs().max() <= bound
     with pytest.raises(UserError, match="law='xavier'"):
         draw("xavier", (2, 2), torch.Generator())
-
-
-def partial_redraw(net, layer, utility, rate, generator):
-    """A unit's weights move towards a fresh draw, its outgoing weights towards 0, the more the less it is used (CPR)."""
-    share = rate * (2 * torch.sigmoid(-16 * (utility - 1))).clamp(max=1)
-    for entries in incoming(net, layer):
-        if (weight := entries.read()).ndim > 1:
-            fresh = draw("he_uniform", weight.shape, generator).to(weight)
-            entries.write(torch.lerp(weight, fresh, share.view(-1, *[1] * (weight.ndim - 1))))
-    for entries in outgoing(net, layer):
-        weight = entries.read()
-        entries.write(weight * (1 - share).view(-1, *[1] * (weight.ndim - 1)))
-
-
-STACKED = nn.Sequential(StackedLinear(2, 3, 4), nn.ReLU(), StackedLinear(2, 4, 1))
-
-
-@pytest.mark.parametrize(
-    "net, x", [(STACKED, torch.randn(2, 5, 3)), (Joined(), torch.randn(8, 1, 2, 2))], ids=["stack", "joined"]
-)
-def test_a_method_by_gradients_of_units_works_in_any_net(net, x):
-    net(x).square().sum().backward()
-    layers, _ = find_unit_layers(net, x)
-    for layer in layers:
-        (weight, *_) = incoming(net, layer)
-        size = weight.read(weight.parameter.grad).flatten(1).abs().mean(dim=1)
-        utility = torch.where(torch.arange(layer.units) == 0, 0.0, 100.0)  # unit 0 alone is replaced
-        assert size.shape == utility.shape
-        old = [entries.read().clone() for entries in (weight, *outgoing(net, layer))]
-        partial_redraw(net, layer, utility, 0.5, torch.Generator().manual_seed(0))
-        new = [entries.read() for entries in (weight, *outgoing(net, layer))]
-        assert all(
-            torch.equal(a[1:], b[1:]) and not torch.equal(a[0], b[0]) for a, b in zip(old, new, strict=True)
-        )
-        assert all(torch.equal(b[0], a[0] / 2) for a, b in zip(old[1:], new[1:], strict=True))

@@ -18,8 +18,9 @@ from torch.nn.functional import cross_entropy
 
 from fire_core import attach
 from fire_core.methods import available, create
-from harness.config import compose, options, resolve
+from harness.config import CONF, compose, options, read_yaml, resolve
 from harness.domains import find
+from tests.composed import with_method
 from tests.tiny_nets import fill, images, labels, u
 from vision import evaluate, schedule
 from vision.images import Images, pixel_statistics
@@ -49,8 +50,17 @@ NET_OF_DATA = {name: next(net for net in NETS if net.endswith(f"_{name}")) for n
 
 
 @cache
-def paper(experiment: str, method: str = "none"):
-    return resolve(VISION, compose(VISION, [f"experiment={experiment}", "size=paper", f"method={method}"]))
+def paper(experiment: str):
+    return resolve(VISION, composed(experiment))
+
+
+@cache
+def composed(experiment: str):
+    return compose(VISION, [f"experiment={experiment}", "size=paper", "method=none"])
+
+
+def method_of(experiment: str, name: str):
+    return with_method(composed(experiment), name).method
 
 
 @cache
@@ -115,11 +125,9 @@ def test_nets_compute_the_same(net, mode, fidelity):
     real = recorded["grad_norm"] > 1e-6 * recorded["grad_norm"].max()  # the rest is rounding noise
     kinks = any(isinstance(module, torch.nn.ReLU) for module in model.modules())
     off = (probes - recorded["grad_probe"]).abs() / recorded["grad_norm"]
+    off_logits = (logits.detach() - recorded["logits"]).abs().max()
     found = {
-        "logits": (
-            (logits.detach() - recorded["logits"]).abs().max(),
-            1e-5 if net.startswith("vgg16") else 3e-6,
-        ),
+        "logits": (off_logits, 1e-5 if net.startswith("vgg16") else 3e-6),
         "loss": (abs(loss.item() - about["loss"][mode]) / about["loss"][mode], 1e-6),
         "gradient norms": ((norms / recorded["grad_norm"] - 1)[real].abs().max(), 1e-3 if kinks else 1e-5),
         "gradient probes": (off[real].max(), 1e-2 if kinks else 1e-4),
@@ -245,24 +253,24 @@ def test_other_data_keep_their_own_statistics():
 @pytest.mark.parametrize("experiment", CELLS)
 def test_every_epoch_has_the_same_learning_rate(experiment, fidelity):
     """Of every method's Adam, and of Muon's two groups, at the rates that the loop sets."""
-    plain, muon = paper(experiment), paper(experiment, "muon")
+    cfg = paper(experiment)
     net = build("cnn", classes=3, channels=3, image_size=8, width=4)
-    adam = torch.optim.Adam(net.parameters(), lr=plain.learning_rate)
-    treatment = attach(create(**muon.method), net, adam)
+    adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate)
+    treatment = attach(create(**method_of(experiment, "muon")), net, adam)
     largest = {"Adam": 0.0, "Muon, matrices": 0.0, "Muon, the rest": 0.0}
     recorded = rows_of("schedules.csv.gz")[CELLS[experiment]]
-    images = images_like(plain.data.name)
-    phases = make_phases(**plain.protocol, images=images, seed=1, splits=plain.splits)
+    images = images_like(cfg.data.name)
+    phases = make_phases(**cfg.protocol, images=images, seed=1, splits=cfg.splits)
     assert len(recorded) == sum(phase.epochs for phase in phases)
     for row in recorded:
         phase, epoch = phases[int(row["stage"])], int(row["epoch"])
-        set_learning_rate(adam, plain, phase, epoch)
+        set_learning_rate(adam, cfg, phase, epoch)
         found = {"Adam": (adam.param_groups[0]["lr"], row["lr_adam"])}
         if phase.index != treatment.state.phase:
             treatment.boundary(phase.index)
         theirs = treatment.optimizer
         assert (theirs is adam) == (row["muon_run_optimizer"] == "adam")
-        set_learning_rate(theirs, muon, phase, epoch)
+        set_learning_rate(theirs, cfg, phase, epoch)
         rates = [group["lr"] for group in theirs.param_groups]
         if theirs is not adam:
             matrices = [g["lr"] for g in theirs.param_groups if any(p.ndim > 1 for p in g["params"])]
@@ -276,19 +284,15 @@ def test_every_epoch_has_the_same_learning_rate(experiment, fidelity):
 
 @pytest.mark.parametrize("experiment", CELLS)
 def test_methods_act_in_the_same_stages(experiment, fidelity):
-    columns = {
-        "boundary_methods_act": ("shrink_perturb", "full_reset", "dash", "fire"),
-        "regularisers_act": ("parseval", "l2_init"),
-        "cbp_acts": ("cbp",),
-        "snr_acts": ("snr",),
-        "redo_acts": ("redo",),
-    }
-    stages = rows_of("stages.csv")[CELLS[experiment]]
-    for column, methods in columns.items():
-        for name in methods:
-            first = create(**paper(experiment, name).method).first_phase
-            wrong = sum((int(stage["stage"]) >= first) != bool(int(stage[column])) for stage in stages)
-            fidelity("cell", experiment, f"boundary: stages in which {name} acts", wrong, 0)
+    at_boundaries = ("shrink_perturb", "full_reset", "dash", "fire")
+    columns = {name: f"{name}_acts" for name in ("cbp", "snr", "redo")}
+    columns |= dict.fromkeys(at_boundaries, "boundary_methods_act")
+    columns |= dict.fromkeys(("parseval", "l2_init"), "regularisers_act")
+    for name, column in columns.items():
+        first = create(**method_of(experiment, name)).first_phase
+        stages = rows_of("stages.csv")[CELLS[experiment]]
+        wrong = sum((int(stage["stage"]) >= first) != bool(int(stage[column])) for stage in stages)
+        fidelity("cell", experiment, f"boundary: stages in which {name} acts", wrong, 0)
 
 
 OUR_NAMES = {  # of the settings in tuned.csv
@@ -304,7 +308,7 @@ ASIDE = {"eps", "betas", "decay", "period", "tau_reset_freq", "targets", "layers
 def test_tuned_values_are_those_of_the_run_scripts(experiment, fidelity):
     compared = 0
     for row in rows_of("tuned.csv")[CELLS[experiment]]:
-        method = paper(experiment, row["method"]).method
+        method = method_of(experiment, row["method"])
         for setting in filter(None, row["settings"].split("; ")):
             key, _, value = setting.partition("=")
             ours = OUR_NAMES.get((row["method"], key), key)
@@ -324,12 +328,11 @@ def test_a_search_covers_the_values_of_the_run_scripts():
         for key, _, value in (setting.partition("=") for setting in row["settings"].split("; ")):
             tuned[row["method"], OUR_NAMES.get((row["method"], key), key)].add(value.split(" ")[0])
     for name in options("search"):
-        line = ["experiment=fig2c_cifar100_vit_tiny", "size=paper", f"search={name}"]
-        axes = dict(compose(VISION, line).hydra.sweeper.params)
+        axes = dict(read_yaml(CONF / "search" / f"{name}.yaml")["hydra"]["sweeper"]["params"])
         assert axes.pop("method") == name
         for key, values in axes.items():
             known = tuned[name, key.removeprefix("method.")]
-            assert set(map(float, known)) <= set(map(float, values.split(",")))
+            assert set(map(float, known)) <= set(map(float, str(values).split(",")))
 
 
 @pytest.fixture(scope="module", params=CELLS)
@@ -375,15 +378,8 @@ def run(request, tmp_path_factory):
     def after_pass(self, state):
         epoch_ended.append(True)
 
-    overrides = [
-        "size=smoke",
-        "method=none",
-        "method.first_phase=0",
-        "compat=official",
-        "threads=1",
-        "run.trunk=false",
-    ]
-    overrides += ["run.progress=false", "eval_batch_size=7", "batch_size=6"]
+    overrides = ["size=smoke", "method=none", "method.first_phase=0", "compat=official", "threads=1"]
+    overrides += ["run.trunk=false", "run.progress=false", "eval_batch_size=7", "batch_size=6"]
     overrides += [f"run.root={tmp_path_factory.mktemp('runs')}"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schedule, "load", lambda *_, **__: images)

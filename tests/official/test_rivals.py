@@ -76,6 +76,13 @@ def weights_of(net: nn.Module) -> Tensor:
     return flat(list(net.parameters()))
 
 
+def agrees(ours: nn.Module, known: dict[str, Tensor], name: str, tolerance: float = RULES) -> bool:
+    """Whether weights are recorded under this name. They must be those of the net then."""
+    if name in known:
+        assert largest(weights_of(ours), known[name]) < tolerance, name
+    return name in known
+
+
 # ------------------------------------------------------------------------------------------------------------- UPGD
 PLAIN = {"lr": 0.01, "weight_decay": 0.01, "adaptive": False}
 ADAPTIVE = {"lr": 0.001, "weight_decay": 0.001, "adaptive": True}
@@ -104,9 +111,7 @@ def test_upgd(case, monkeypatch):
             noise = lambda shape, parts=parts, **_: next(parts).reshape(shape).clone()  # noqa: E731
             monkeypatch.setattr(torch, "randn", noise)
         optimizer.step()
-        if f"after{step + 1}" in known:
-            assert largest(weights_of(net), known[f"after{step + 1}"]) < RULES
-            compared += 1
+        compared += agrees(net, known, f"after{step + 1}")
     assert compared >= 2
 
 
@@ -198,11 +203,9 @@ def test_adamo_of_the_port():
         give_gradients(net, gradients)
         treatment.before_step()
         adam.step()
-        if f"before{step}" in known:
-            assert largest(weights_of(net), known[f"before{step}"]) < RULES
+        agrees(net, known, f"before{step}")
         treatment.after_step()
-        if f"after{step}" in known:
-            assert largest(weights_of(net), known[f"after{step}"]) < RULES
+        agrees(net, known, f"after{step}")
 
 
 # --------------------------------------------------------------------------------------------------------- spectral
@@ -254,11 +257,9 @@ def test_l2_er():
         cross_entropy(net(inputs[step]), labels[step]).backward()
         treatment.before_step()
         sgd.step()
-        if f"after{step + 1}" in known:
-            assert largest(weights_of(net), known[f"after{step + 1}"]) < 1e-6
+        agrees(net, known, f"after{step + 1}", 1e-6)
         treatment.after_step()
-        if f"rank{step + 1}" in known:
-            assert largest(weights_of(net), known[f"rank{step + 1}"]) < 1e-6
+        agrees(net, known, f"rank{step + 1}", 1e-6)
     method.close()
 
 
@@ -293,20 +294,20 @@ def prepared(kind: str, settings: dict, known: dict):
     return net, adam, treatment
 
 
-@pytest.mark.parametrize(
-    "case, settings",
-    [
-        ("cpr/mlp.sigmoid", {"rate": 0.1, "decay": 0.9}),
-        ("cpr/mlp.adam", {"rate": 0.015, "decay": 0.99}),
-        ("cpr_conv/conv.sigmoid", {"rate": 0.1, "decay": 0.9}),
-    ],
-)
-def test_cpr(case, settings, monkeypatch):
+CPR = {
+    "cpr/mlp.sigmoid": {"rate": 0.1, "decay": 0.9},
+    "cpr/mlp.adam": {"rate": 0.015, "decay": 0.99},
+    "cpr_conv/conv.sigmoid": {"rate": 0.1, "decay": 0.9},
+}
+
+
+@pytest.mark.parametrize("case", CPR)
+def test_cpr(case, monkeypatch):
     bound = lambda shape: (6 / shape[1:].numel()) ** 0.5  # noqa: E731
     monkeypatch.setattr(cpr, "draw", lambda law, shape, stream: stand_in(shape, bound(shape), stream))
     file, _, name = case.partition("/")
     known, kind = recorded(file, name), name.partition(".")[0]
-    net, _, treatment = prepared(kind, {"name": "cpr", "every_steps": 3, **settings}, known)
+    net, _, treatment = prepared(kind, {"name": "cpr", "every_steps": 3, **CPR[case]}, known)
     mixed = 0
     for step, gradients in enumerate(known["gradients"], 1):
         give_gradients(net, channels_first(kind, gradients))
@@ -329,19 +330,15 @@ def test_the_share_of_cpr():
     assert largest(share, RECORDED["cpr/share.sigmoid"]) < RULES
 
 
-@pytest.mark.parametrize(
-    "case, settings",
-    [
-        ("regrama/mlp.adam_alone", {}),
-        ("regrama/mlp.capped", {"most": 0.1}),
-        ("regrama_conv/conv.sgd", {}),
-    ],
-)
-def test_regrama(case, settings):
+REGRAMA = {"regrama/mlp.adam_alone": {}, "regrama/mlp.capped": {"most": 0.1}, "regrama_conv/conv.sgd": {}}
+
+
+@pytest.mark.parametrize("case", REGRAMA)
+def test_regrama(case):
     """The same units are replaced; the rows of their new weights are those of the stand-in there, drawn ones here."""
     file, _, name = case.partition("/")
     known, kind = recorded(file, name), name.partition(".")[0]
-    settings = {"name": "regrama", "every_steps": 3, "threshold": 0.6, **settings}
+    settings = {"name": "regrama", "every_steps": 3, "threshold": 0.6, **REGRAMA[case]}
     net, adam, treatment = prepared(kind, settings, known)
     replaced = 0
     for step, gradients in enumerate(known["gradients"], 1):
@@ -402,8 +399,7 @@ def test_swr(case, monkeypatch):
         treatment.before_step()
         before = weights_of(net)
         treatment.after_step()
-        if f"after{step}" in known:
-            assert largest(weights_of(net), known[f"after{step}"]) < RULES
+        if agrees(net, known, f"after{step}"):
             compared += not torch.equal(before, weights_of(net))
     assert compared
 
@@ -474,8 +470,7 @@ def test_cbp(monkeypatch):
         cross_entropy(net(inputs[step - 1]), labels[step - 1]).backward()
         treatment.before_step()
         sgd.step()
-        if f"alone{step}" in known:
-            assert largest(weights_of(net), known[f"alone{step}"]) < 1e-6
+        agrees(net, known, f"alone{step}", 1e-6)
         old = net_of("mlp", weights_of(net))
         treatment.after_step()
         for number, memory in enumerate(method.memory["net"].values()):

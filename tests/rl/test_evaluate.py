@@ -29,13 +29,9 @@ class Alternating:
         ended = self.time == np.array([self.lengths[n % len(self.lengths)] for n in self.number])
         self.number[ended] += 1
         self.time[ended] = 0
-        last = self.number % 2 == 0
-        return SimpleNamespace(
-            observations=self._observe(),
-            rewards=np.ones(self.count, np.float32),
-            terminated=ended & last,
-            truncated=ended & ~last,
-        )
+        last, rewards = self.number % 2 == 0, np.ones(self.count, np.float32)
+        ends = {"terminated": ended & last, "truncated": ended & ~last}
+        return SimpleNamespace(observations=self._observe(), rewards=rewards, **ends)
 
 
 def still(observations):

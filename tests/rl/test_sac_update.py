@@ -213,7 +213,7 @@ def over_a_boundary(ours: Learner, method: str, number: int = 0) -> list[dict]:
     return figures
 
 
-@pytest.mark.parametrize("method", ["plasticity_injection", "muon", "l2_init", "fire", "none"])
+@pytest.mark.parametrize("method", ["plasticity_injection", "muon", "l2_init", "none"])
 def test_traced_passes_follow_a_method_across_the_boundary(method):
     """Where parameters, optimizers or the penalty become others."""
     plain, traced = learner(), learner()

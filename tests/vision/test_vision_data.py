@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -132,10 +133,9 @@ def test_full_fashion_mnist_from_files_put_into_the_data_folder(tmp_path, monkey
     assert torch.equal(load("fashion_mnist_full", raw.parents[1]).train_images, images.train_images)
     unpacked = raw / "t10k-labels-idx1-ubyte"
     unpacked.write_bytes(unpacked.read_bytes()[:-3])
-    refused("does not hold fashion_mnist_full", "fashion_mnist_full", raw.parents[1])
-    refused(
-        f"fashion_mnist_full cannot be had .* delete {raw.parents[1]}", "fashion_mnist_full", root=tmp_path
-    )
+    name = "fashion_mnist_full"
+    refused(f"does not hold {name}", name, raw.parents[1])
+    refused(f"{name} cannot be had .* delete {raw.parents[1]}", name, root=tmp_path)
 
 
 def write_cifar(folder, monkeypatch, classes):
@@ -180,9 +180,8 @@ def write_tiny_imagenet(folder, monkeypatch):
         for i in range(3):
             Image.new("RGB", (64, 64), (100 * label, i, 0)).save(root / f"train/{name}/images/{i}.png")
         Image.new("L", (64, 64), 9).save(root / f"val/images/val_{label}.png")  # some of them are grey
-    (root / "val" / "val_annotations.txt").write_text(
-        "val_0.png\tn02\t0\t0\t62\t62\nval_1.png\tn01\t0\t0\t62\t62\n"
-    )
+    told = "val_0.png\tn02\t0\t0\t62\t62\nval_1.png\tn01\t0\t0\t62\t62\n"
+    (root / "val" / "val_annotations.txt").write_text(told)
     Image.new("RGB", (64, 64)).save(root / "test/images/test_0.png")
     return root
 
@@ -300,13 +299,8 @@ def test_tiny_imagenet_is_fetched_and_unpacked_once_and_damage_is_one_line(serve
     found = [load("tiny_imagenet", root=tmp_path)]  # which replaces the damaged archive
     shutil.rmtree(place)
     asked = handler.asked
-    runs = [
-        threading.Thread(target=lambda: found.append(load("tiny_imagenet", root=tmp_path))) for _ in range(4)
-    ]
-    for run in runs:
-        run.start()
-    for run in runs:
-        run.join()
+    with ThreadPoolExecutor(4) as pool:
+        found += pool.map(lambda _: load("tiny_imagenet", root=tmp_path), range(4))
     assert handler.asked == asked + 2 and len(found) == 5  # for redirections, and for the file
     archive.unlink()
     found.append(load("tiny_imagenet", root=tmp_path))

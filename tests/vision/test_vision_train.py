@@ -21,14 +21,6 @@ from vision.train import train
 SCRIPT = Script("vision/train.py")
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """An uninterrupted run from scratch."""
-    root = tmp_path_factory.mktemp("whole")
-    SCRIPT.train(root, "run.trunk=false", "experiment=random_label")
-    return metrics_of(root)
-
-
 def test_with_replay_old_and_new_classes_are_logged_apart(tmp_path):
     """The accuracy on the classes seen is the mean of both, weighted by their numbers: 4, 3 and 3 of 10 classes."""
     what = ["experiment=fig2c_tiny_imagenet_vgg16", "run.trunk=false", "method=none"]
@@ -120,7 +112,9 @@ def test_the_experiment_of_the_guide_may_lie_in_another_folder(tmp_path):
     assert SCRIPT.train(tmp_path, *place, expect=2).startswith(f"error: {own} is no YAML: while parsing")
 
 
-def test_lower_precision_changes_the_loss_by_little(whole, tmp_path):
-    SCRIPT.train(tmp_path, "experiment=random_label", "precision=bf16")
-    full, low = (lines[-1]["train_loss"] for lines in (whole, metrics_of(tmp_path)))
+def test_lower_precision_changes_the_loss_by_little(tmp_path):
+    for precision in ("fp32", "bf16"):
+        what = [f"precision={precision}", "experiment=random_label", "run.trunk=false"]
+        SCRIPT.train(tmp_path / precision, *what)
+    full, low = (metrics_of(tmp_path / precision)[-1]["train_loss"] for precision in ("fp32", "bf16"))
     assert 0 < abs(low - full) < 0.02 * full
