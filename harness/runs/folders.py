@@ -208,7 +208,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         found = yaml.load(file.read_text("utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
         if not isinstance(found, dict):
             raise ValueError("it holds no settings")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise UserError(f"{file} cannot be read ({first_line(error)}): delete the run's folder") from error
