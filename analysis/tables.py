@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import claims, estimates, measures, names, paper
+from analysis import claims, estimates, measures, names, paper, trial_evidence
 from analysis.figures import CAPTIONS, fig5, forest, studies
 from analysis.measures import digits
 from analysis.rendering import column, difference_text, markdown, mean_text, number, p_text, short, spread
@@ -319,6 +319,27 @@ def batch_norm(_: Material) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
+def trials(_: Material) -> pd.DataFrame:
+    """Return what the trials on fresh seeds chose in each panel, and the share of the range that each choice lost."""
+    found, rows = trial_evidence.fresh(load_exported(RESULTS / "trial")), []
+    ways = {
+        "the trial": "the leader",
+        "the cautious trial": "the cautious",
+        "always `none`": "none",
+        "always FIRE": "fire",
+    }
+    losses = found.groupby("experiment")[[f"loss of {way}" for way in ways.values()]].mean()
+    losses.loc["mean"] = losses.mean()
+    for experiment, lost in losses.iterrows():
+        chosen = found["leader"][found["experiment"] == experiment].value_counts()
+        told = ", ".join(f"{names.look(method).name} {times}" for method, times in chosen.items())
+        row = {"panel": names.panel(str(experiment)), "chosen by the trials": told}
+        rows.append(
+            row | {f"loss of {title}": f"{lost[f'loss of {way}']:.2f}" for title, way in ways.items()}
+        )
+    return pd.DataFrame(rows)
+
+
 def triggers(material: Material) -> pd.DataFrame:
     """Return how often FIRE acted in a run under each trigger, and the differences from FIRE at the boundaries."""
     (part,) = settings(material.results.select(experiment="trigger_random_label"))
@@ -487,7 +508,7 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
 TABLES |= {
     table.__name__: table
     for table in (counts, pooled, premises, example, contradictions, exploratory, random_labels, gains, costs, batch_norm,
-                  status, overview, triggers, scaling, moved, theorems, dfi, convergence, table1)
+                  status, overview, trials, triggers, scaling, moved, theorems, dfi, convergence, table1)
 }  # fmt: skip
 BLOCK = re.compile(r"(<!-- ((?:table|figure) [\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -11,7 +11,6 @@ With --root, the trials in a folder of runs (harness/trial.py) are compared with
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -24,7 +23,6 @@ from analysis.rendering import markdown
 from analysis.runs import SIZES, Results, at_most, load, load_exported, settings
 from analysis.stats import Estimate, estimate
 from fire_core import TrialResult
-from harness.runs.folders import read_config
 
 PATTERNS = ("fig2*", "fig3*", "fig4*")
 METHODS = ("none", "full_reset", "shrink_perturb", "fire")
@@ -193,7 +191,8 @@ def fresh(results: Results) -> pd.DataFrame:
         plain = plain[plain["status"] == "failed"]
         failed = set(zip(plain["seed"], plain["method"]))
         full = full_runs(part.plain, measure)
-        short = part.finished[part.finished["path"].map(_share).notna()]
+        trials = [label for label, changed in part.overrides.items() if "trial.share" in changed]
+        short = part.finished[part.finished["label"].isin(trials)]
         for seed, own in short.groupby("seed"):
             tried = [own["label"][own["method"] == method] for method in METHODS]
             final = full.reindex([seed]).iloc[0]
@@ -208,11 +207,6 @@ def fresh(results: Results) -> pd.DataFrame:
                 row |= {title: chosen, f"loss of the {title}": loss[chosen]}
             rows.append(row | {f"loss of {method}": loss[method] for method in ("none", "fire")})
     return pd.DataFrame(rows)
-
-
-def _share(path: str) -> float | None:
-    """Return the share at which a run was ended as a trial, None for a full run."""
-    return (read_config(Path(path)).get("trial") or {}).get("share")
 
 
 def verdict(table: pd.DataFrame) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import claims, tables
+from analysis import claims, tables, trial_evidence
 from analysis.figures import CAPTIONS, FIGURES, forest, studies
 from analysis.runs import RESULTS, load_exported
 from analysis.tables import TABLES, Material, side
@@ -186,3 +186,21 @@ def test_what_studies_say(material):
     assert scaling.str.startswith("+").all()  # "the order does not turn"
     resets = TABLES["boundaries"](material)["full reset"]
     assert not resets.str.contains(r"\[\+0\.\d*[1-9]").any()  # "a full reset never beats none"
+
+
+def test_what_is_said_of_the_fresh_trials():
+    found = trial_evidence.fresh(load_exported(RESULTS / "trial"))
+    said, page = trial_evidence.verdict(found), prose("docs/how-to/try_before_you_treat.md")
+    gain = re.search(r"none minus trial 0(\.\d\d) \[0(\.\d\d), 0(\.\d\d)\]", said)
+    assert "does not hold up" in said and f"by {gain[1]} [{gain[2]}, {gain[3]}]" in page
+    for name, told in (("leader", "for 19 of 25 seeds"), ("cautious", "named a method, 13 times")):
+        named = found[found[name] != "none"]
+        assert (named[f"loss of the {name}"] < named["loss of none"]).all() and told in page
+        assert str(len(named)) in told and len(found) == 25
+    silent = found[found["leader"] == "none"]
+    assert len(silent) == 6 and (silent["loss of none"] == 1).all()
+    assert (silent["experiment"] == "random_label").sum() == 5
+    close = found[found["experiment"].isin(["fig3_60k", "fig2a_tiny_imagenet_vgg16"])]
+    close = close[close["leader"] == "shrink_perturb"]
+    assert len(close) == 6 and (close["loss of fire"] < close["loss of the leader"]).all()
+    assert "ended ahead of `none` (19 of 19)" in prose("README.md")

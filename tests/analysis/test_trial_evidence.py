@@ -55,16 +55,18 @@ def test_cell_has_mean_interval_range_and_count():
     assert trial_evidence.cell([0.07, 0.07]) == "0.07 (2)" and trial_evidence.cell([]) == ""
 
 
-def test_fresh_trials_are_judged_by_the_full_runs_of_their_seed(monkeypatch):
+def test_fresh_trials_are_judged_by_the_full_runs_of_their_seed():
     """FIRE leads in the trials and is second of four in the full runs, so a third of the range is lost; S&P's run failed."""
-    monkeypatch.setattr(trial_evidence, "_share", lambda path: 0.2 if "trial" in path else None)
     setting = {"experiment": "fig2a_x", "size": "medium", "data": "d", "domain": "vision", "figure": "fig2a"}
     setting |= {"protocol": "warm_start", "seed": 26}
     ends = {"none": 0.0, "full_reset": 0.9, "fire": 0.6}
     tried = {(m, r): 0.1 * r + (m == "fire") for m in METHODS for r in (1, 2, 3)}
     full = [{"label": m, "method": m, "status": "done" if m in ends else "failed"} for m in METHODS]
     short = [{"label": f"{m}-trial{r}", "method": m, "status": "done"} for m, r in tried]
-    runs = pd.DataFrame([row | setting | {"path": row["label"]} for row in full + short])
+    rows = [row | {"overrides": "[]"} for row in full] + [
+        row | {"overrides": '["trial.share=.2"]'} for row in short
+    ]
+    runs = pd.DataFrame([row | setting for row in rows])
     values = {**ends, **{f"{m}-trial{r}": value for (m, r), value in tried.items()}}
     rows = [
         {"label": label, "seed": 26, "phase": 1, "step": 9, "metric": "test_accuracy", "value": value}
