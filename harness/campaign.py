@@ -63,7 +63,9 @@ def load(name: str, more: Sequence[str] = ()) -> tuple[dict[str, Any], list[Swee
                 for one, seed in zip(part, turn, strict=True):
                     sweeps += [] if seed is None else [_sweep(common | one | {"seed": seed}, typed)]
     except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} cannot be used: {first_line(error)}") from error
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        why = f"{kind}{first_line(error)}; compare conf/campaign/smoke.yaml"
+        raise UserError(f"{path} cannot be used: {why}") from error
     for text in typed.values():
         if not any(text in sweep.words for sweep in sweeps):
             raise UserError(f"{text}: no script of this campaign has this key; write key=value")

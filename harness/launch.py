@@ -238,7 +238,7 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
         except FinishedElsewhere as end:
             print(end, flush=True)
         except Exception as caught:
-            error, text = _about_disk(caught) or caught, traceback.format_exc()
+            error, text = _about_disk(caught, cfg) or caught, traceback.format_exc()
             user_error = isinstance(error, UserError)
             print_error(error) if user_error else print(text, file=sys.stderr, flush=True)
             if folder is not None:
@@ -251,9 +251,11 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
     return 0
 
 
-def _about_disk(error: Exception) -> UserError | None:
+def _about_disk(error: Exception, cfg: DictConfig) -> UserError | None:
     """Return a UserError of one line if a disk is full or a name too long, else None."""
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG):
         return None
-    where = str(error.filename or "a file")[:200]
-    return UserError(f"cannot write {where} ({error.strerror}): free space or choose a shorter name")
+    return UserError(
+        f"cannot write {str(error.filename or cfg.run.root)[:200]} ({error.strerror}): free space or choose a shorter name, "
+        "and run the same command again; earlier checkpoints are intact"
+    )

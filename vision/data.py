@@ -178,9 +178,11 @@ def main() -> None:
     """Download published data sets ahead of training; exit with code 2 if one could not be had or read."""
     parser = argparse.ArgumentParser(description="Download image data ahead of training.")
     parser.add_argument("names", nargs="+", choices=PUBLISHED, metavar="NAME", help=", ".join(PUBLISHED))
-    for name in parser.parse_args().names:
+    parser.add_argument("--root", default="data", help="folder of the data (run.data_root)")
+    options = parser.parse_args()
+    for name in options.names:
         try:
-            arrays = download(name)
+            arrays = download(name, options.root)
         except UserError as error:
             print_error(error)
             sys.exit(2)

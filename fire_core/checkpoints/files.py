@@ -1,5 +1,6 @@
 """Weights on disk: one safetensors or torch file, or a Hugging Face folder, which is read but never written."""
 
+import json
 import os
 import re
 from collections import Counter
@@ -18,8 +19,13 @@ from fire_core.files import load_torch, written_aside
 from fire_core.targets import shorten
 
 SAFE = ".safetensors"
-# of a folder, in transformers' order; shards end in 00001-of-00003.safetensors
-FILES = ("model.safetensors", "model*.safetensors", "pytorch_model.bin", "pytorch_model*.bin")
+BIN = "pytorch_model.bin"
+SOURCES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    BIN,
+    f"{BIN}.index.json",
+)  # in transformers' order
 MOST_LEVELS = 200  # of a name: modules are nested, and Python nests about a thousand calls
 # Lightning's weight averaging keeps the average in state_dict and resumes from current_model_state
 ENTRIES = "current_model_state model state_dict model_state_dict module network net nets".split()  # noqa: SIM905
@@ -56,6 +62,7 @@ class Checkpoint:
                 else:
                     with aside.open("wb") as file:  # given a path, torch would write that name into the file
                         torch.save(self.content, file)
+                self.check_output(target)
         except (OSError, RuntimeError, SafetensorError) as error:  # torch reports a full disk as RuntimeError
             reason = f"cannot be written, and nothing was left behind: {first_line(error)}"
             raise UserError(f"{str(target)!r} {reason}") from error
@@ -78,14 +85,22 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
 
 
 def _open_folder(path: Path, key: str | None) -> Checkpoint:
-    found = ([file for file in sorted(path.glob(pattern)) if file.is_file()] for pattern in FILES)
-    files = next(filter(None, found), [])
-    of = re.search(r"-of-0*(\d+)", files[0].name) if files else None
-    if not files or (of and len(files) != int(of[1])):
-        wanted = f"{of[1]} shards" if of else " or ".join(FILES)
-        raise UserError(f"folder {str(path)!r} has {len(files)} of {wanted}: fetch them or name a file")
+    source = next((path / name for name in SOURCES if (path / name).is_file()), None)
+    if source is None:
+        raise UserError(f"folder {str(path)!r} holds none of {', '.join(SOURCES)}: name a file in it")
+    try:
+        index = json.loads(source.read_text("utf-8"))["weight_map"] if source.suffix == ".json" else {}
+        files = [path / file for file in sorted(set(index.values()))] or [source]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"{source} is not an index of shards ({first_line(error)}): fetch it again"
+        ) from error
+    if missing := [file.name for file in files if file.parent != path or not file.is_file()]:
+        raise UserError(f"{source} names {missing[:5]}, which are not files of the folder: fetch them first")
     shards = [_open_file(file, key) for file in files]
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
+    if absent := [name for name in index if name not in tensors]:
+        raise UserError(f"{path} lacks tensors that its index names ({shorten(absent, 3)}): fetch it again")
     return Checkpoint(path, tensors, metadata=shards[0].metadata)
 
 

@@ -1,6 +1,7 @@
 """Target matrices of a checkpoint, from the model that it belongs to or from its names and shapes."""
 
 import importlib
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -65,6 +66,10 @@ def _described(checkpoint: Checkpoint, model: str | None) -> nn.Module:
             make = getattr(importlib.import_module(where), name)
             with torch.device("meta"):
                 return make()
+        try:
+            importlib.import_module("torchvision")
+        except Exception:  # absent, or made for another torch: transformers works without it
+            sys.modules["torchvision"] = None  # type: ignore[assignment]
         import transformers
 
         safe = {"local_files_only": True, "trust_remote_code": False}
@@ -79,6 +84,9 @@ def _described(checkpoint: Checkpoint, model: str | None) -> nn.Module:
             "give package.module:callable that needs no arguments" if model else "name the model with --model"
         )
         raise UserError(f"{model or checkpoint.config} cannot be used ({why}): {advice}") from error
+    finally:
+        if sys.modules.get("torchvision", True) is None:
+            del sys.modules["torchvision"]
 
 
 def _in_file(

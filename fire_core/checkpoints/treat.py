@@ -1,7 +1,7 @@
 """FIRE on the weights of a checkpoint, and their singular values."""
 
 from collections.abc import Callable, Iterator
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,13 @@ def spectra(checkpoint: Checkpoint, table: TargetTable) -> Iterator[dict[str, ob
         figures = [nan] * len(names)
         if bool(matrix.isfinite().all()):
             s = torch.linalg.svdvals(matrix)
-            spectrum = s.norm(), s[0], s.median(), s[-1], s[0] / s[-1], effective_rank(s)
+            spectrum = (
+                s.norm(),
+                s[0],
+                s.median(),
+                s[-1],
+                s[0] / s[-1] if s[-1] > 0 else s.new_full((), inf),
+                effective_rank(s),
+            )
             figures = [float(figure) for figure in (*spectrum, (s.square() - 1).square().sum())]
         yield {"name": target.name, "shape": target.shape, **dict(zip(names, figures))}

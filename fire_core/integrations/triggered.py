@@ -50,7 +50,7 @@ class TriggeredFire:
     def begin(self, step: int, model: nn.Module, others: Iterable[Any]) -> None:
         """Check the targets and the other callbacks; a trigger that has seen another training starts over at step 0."""
         find_targets(model, self.settings.get("targets", "all"))
-        self._others = others
+        self._others = tuple(others)  # the search for averages takes lists alone
         self._averages(model)
         if step == 0:
             self.trigger.load_state_dict(copy.deepcopy(self._start))

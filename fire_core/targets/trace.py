@@ -273,7 +273,7 @@ def through_any(operation: Operation, labels_of: Callable[[Tensor], Tensor]) -> 
             number = u[torch.searchsorted(labels, core(labels_of(leaf)).contiguous())]
             return (start + slope * number).expand(leaf.shape) if leaf.is_floating_point() else leaf
 
-        return operation.again(of)
+        return [each for each in operation.again(of) if isinstance(each, Tensor)]  # fast paths add None
 
     def label(rising: Tensor, falling: Tensor) -> Tensor:
         ratio = rising / falling

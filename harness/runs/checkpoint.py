@@ -12,7 +12,6 @@ from fire_core.errors import UserError, first_line, printable
 from fire_core.files import load_torch, remove_torn, written_aside
 from harness.runs.folders import fingerprint, read_config, read_meta
 
-Parts = dict[str, Any]  # of a checkpoint, with its path
 PREFIX = "step_"
 START_OVER = "delete its run folder to start over"
 
@@ -41,14 +40,29 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
 
 
 def load_latest(folder: Path) -> Parts | None:
-    """Return the newest unnamed checkpoint that can be read, None if there is none; print which are left out."""
-    oldest, *newer = _numbered(folder) or [None]
-    for path in reversed(newer):
+    """Return the parts of the newest unnamed checkpoint that can be read, None if there is none.
+
+    Prints a line about each newer one that is damaged. Raises UserError if all are.
+    """
+    for path in reversed(_numbered(folder)):
         try:
             return load(path)
         except UserError as error:
+            if path == _numbered(folder)[0]:
+                raise
             print(printable(f"note: {error}; it is left out"), flush=True)
-    return load(oldest) if oldest else None
+    return None
+
+
+class Parts(dict[str, Any]):
+    """The parts of a checkpoint; one that is not there raises UserError."""
+
+    def __init__(self, parts: dict[str, Any], path: Path) -> None:
+        super().__init__(parts)
+        self.path = path
+
+    def __missing__(self, name: str) -> Any:
+        raise UserError(f"checkpoint {self.path} has no part {name!r}: delete it, or {START_OVER}")
 
 
 def load(path: Path, remedy: str = "") -> Parts:
@@ -56,16 +70,18 @@ def load(path: Path, remedy: str = "") -> Parts:
     if not path.is_file():
         raise UserError(f"checkpoint {path} does not exist: {remedy or START_OVER}")
     remedy = remedy or f"delete it to resume from the one before, or {START_OVER}"
-    return load_torch(path, remedy, mapped=False) | {"_path": path}
+    content = load_torch(path, remedy, mapped=False)
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds a {type(content).__name__}, not the parts of a run: {remedy}")
+    return Parts(content, path)
 
 
 def _numbered(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{PREFIX}*.pt"))
 
 
-def check_owner(parts: Parts, owner: str | None) -> None:
+def check_owner(path: Path, parts: Parts, owner: str | None) -> None:
     """Raise UserError if a checkpoint is not that of a run of this config."""
-    path = parts["_path"]
     if parts["_identity"] != owner:
         raise UserError(
             f"checkpoint {path} belongs to config {parts['_identity']}, this run is {owner}: "

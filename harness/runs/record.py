@@ -101,9 +101,9 @@ class Run:
         """Whether this run is complete already; prints that it is."""
         if state_of(self.folder) != "done":
             return False
-        commit, here, note = read_meta(self.folder).get("commit") or "unknown", describe(), ""
+        commit, here, note = read_meta(self.folder).get("commit"), describe(), ""
         if commit != here["commit"] or here["dirty"]:
-            note = f", with the code of commit {commit[:10]}, from which the files here differ"
+            note = f", with the code of commit {(commit or 'unknown')[:10]}, from which the files here differ"
         print(printable(f"finished already{note}: {self.folder} (delete it to run again)"), flush=True)
         return True
 
@@ -283,7 +283,7 @@ class Run:
     def _fork(self, trunk: Path, name: str) -> Parts:
         path = trunk / "checkpoint" / f"{name}.pt"
         parts = checkpoints.load(path, f"delete {trunk} and the same command trains the shared phase 0 again")
-        checkpoints.check_owner(parts, trunk.name)
+        checkpoints.check_owner(path, parts, trunk.name)
         self._copy_metrics(trunk, parts["_metrics_bytes"])
         return parts
 
@@ -296,9 +296,9 @@ class Run:
         if parts is None:
             self._metrics.open_at(self.place, 0)
         else:
-            checkpoints.check_owner(parts, self._owner())
+            checkpoints.check_owner(parts.path, parts, self._owner())
             self._metrics.open_at(self.place, parts["_metrics_bytes"])
-            print(printable(f"resuming from {parts['_path']}"), flush=True)
+            print(printable(f"resuming from {parts.path}"), flush=True)
         return parts
 
     def _owner(self) -> str | None:

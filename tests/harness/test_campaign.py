@@ -124,7 +124,7 @@ def test_no_sweep_starts_after_the_budget(tmp_path, capfd):
 @pytest.mark.parametrize(
     "text, answer",
     [
-        ("parts: [[", "cannot be used: while parsing a flow"),
+        ("parts: [[", "cannot be used: ParserError: while parsing a flow"),
         (
             TINY.replace("label_noise", "label_nose"),
             "experiment=label_nose does not exist; did you mean 'label_noise'",

@@ -246,3 +246,18 @@ def test_the_options_of_apply_are_the_settings_of_fire_and_a_dry_run_writes_noth
     assert set(dry.splitlines()[:3]) <= set(capsys.readouterr().out.splitlines()), "the same figures"
     expected = polar(weight, solver, **settings).factor
     assert torch.allclose(load_file(out)["a.weight"], scale * expected, atol=1e-6)
+
+
+def test_a_file_that_appears_while_the_weights_are_treated_is_not_overwritten(tmp_path, monkeypatch):
+    from fire_core.checkpoints import treat
+
+    save_file({"fc.weight": torch.randn(4, 4)}, tmp_path / "in.safetensors")
+    out, project = tmp_path / "out.safetensors", treat.project
+
+    def slow(*arguments, **settings):
+        out.write_text("of another process")
+        return project(*arguments, **settings)
+
+    monkeypatch.setattr(treat, "project", slow)
+    assert run("apply", tmp_path / "in.safetensors", out) == 2
+    assert out.read_text() == "of another process"

@@ -59,16 +59,16 @@ def truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
 
 
-def shards(*names: str):
+def index(text: str):
     def make(folder: Path) -> None:
         folder.mkdir()
-        os.mkfifo(folder / "model.safetensors")
-        for name in names:
-            save_file(WEIGHTS, folder / name)
+        os.mkfifo(folder / "pipe")
+        (folder / "model.safetensors.index.json").write_text(text)
 
     return make
 
 
+NESTED = '{"weight_map": ' + "[" * 200_000 + "]" * 200_000 + "}"
 SPARSE, META = torch.eye(4).to_sparse(), torch.empty(4, 4, device="meta")
 
 
@@ -85,12 +85,8 @@ SPARSE, META = torch.eye(4).to_sparse(), torch.empty(4, 4, device="meta")
         ("x.safetensors", saved({"a." * 3000 + "weight": torch.eye(3)}), "3000 levels deep"),
         ("x.safetensors", truncated, "cannot be read as safetensors"),
         ("x.safetensors", lambda path: path.write_bytes(struct.pack("<Q", 2**62) + b"{}"), "as safetensors"),
-        ("x", shards(), "has 0 of model.safetensors or"),
-        (
-            "x",
-            shards("model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"),
-            "2 of 3 shards",
-        ),
+        ("x", index(NESTED), "is not an index"),
+        ("x", index('{"weight_map": {"a": "pipe"}}'), "not files of the folder"),
     ],
 )
 def test_sources_that_cannot_be_used_are_named_and_nothing_is_written(tmp_path, capsys, name, make, said):

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from fire_core.errors import UserError
 from fire_core.measure import metrics
-from fire_core.measure.dormancy import dormancy_of, dormancy_scores
+from fire_core.measure.dormancy import dormancy, dormancy_of, dormancy_scores
 from fire_core.measure.plasticity import curvature, plasticity
 from tests.tiny_nets import Net, untouched
 
@@ -255,3 +255,10 @@ def test_features_are_read_by_the_layer_that_runs_last():
     with torch.no_grad():
         net.b.weight[8:], net.b.bias[8:] = 0.0, 0.0
     assert plasticity(net, torch.randn(200, 10))["feature_rank"] <= 8
+
+
+def test_the_fast_path_of_a_transformer_encoder_is_followed():
+    """In evaluation mode, torch runs a layer as one operation that returns its output and None."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    assert dormancy(encoder, [torch.randn(3, 5, 16)]) is not None

@@ -109,8 +109,13 @@ class HumanoidEnv(gymnasium.Env):
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
         """Return observation, reward, terminated, False (gymnasium's wrapper sets the time limit), factors of the
-        reward."""
-        self.data.ctrl[:] = self.low + (np.asarray(action, dtype=np.float64) + 1) * self.half_range
+        reward. Raises UserError for an action of another shape than (19,), or with numbers that are not finite."""
+        action = np.asarray(action, dtype=np.float64)
+        if action.shape != (self.model.nu,) or not np.isfinite(action).all():
+            raise UserError(
+                f"action {action.tolist()}: give {self.model.nu} finite numbers, one for each servo"
+            )
+        self.data.ctrl[:] = self.low + (action + 1) * self.half_range
         mujoco.mj_step(self.model, self.data, nstep=PHYSICS_STEPS)
         terms = {name: float(value) for name, value in reward_terms(self.task, *self.readings()).items()}
         return self.observation(), terms["reward"], self.terminated(), False, terms
