@@ -53,11 +53,8 @@ def apply(options: argparse.Namespace) -> None:
         raise UserError("no output is given: name a file to write, or ask for a --dry-run")
     checkpoint = open_checkpoint(options.checkpoint, options.key)
     targets, source = targets_of(checkpoint, options.targets, options.model)
-    out, settings = (
-        None if options.dry_run else options.out,
-        {name: getattr(options, name) for name in SETTINGS},
-    )
-    total = len(targets.included)
+    out, total = None if options.dry_run else options.out, len(targets.included)
+    settings = {name: getattr(options, name) for name in SETTINGS}
     print(treat_file(checkpoint, targets, out, progress=lambda done: _show(done, total), **settings))
     print(printable(source))
     if copies := shorten(Likeness(checkpoint.tensors).places(checkpoint.content)):

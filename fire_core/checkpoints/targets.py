@@ -74,10 +74,13 @@ def _described(checkpoint: Checkpoint, model: str | None) -> nn.Module:
 
         safe = {"local_files_only": True, "trust_remote_code": False}
         config = transformers.AutoConfig.from_pretrained(checkpoint.config.parent, **safe)  # type: ignore[union-attr]
+        architecture = getattr(transformers, (config.architectures or ["?"])[0])
+        if not issubclass(architecture, transformers.PreTrainedModel):
+            raise TypeError(f"{architecture} is not a model")
         if getattr(config, "num_hidden_layers", 0) > len(checkpoint.tensors):  # could take all memory
             raise ValueError("it describes more layers than there are tensors")
         with torch.device("meta"):
-            return getattr(transformers, config.architectures[0])(config)
+            return architecture(config)
     except Exception as error:
         why = f"{type(error).__name__}: {first_line(error)}"
         advice = (

@@ -78,13 +78,7 @@ def spectra(checkpoint: Checkpoint, table: TargetTable) -> Iterator[dict[str, ob
         figures = [nan] * len(names)
         if bool(matrix.isfinite().all()):
             s = torch.linalg.svdvals(matrix)
-            spectrum = (
-                s.norm(),
-                s[0],
-                s.median(),
-                s[-1],
-                s[0] / s[-1] if s[-1] > 0 else s.new_full((), inf),
-                effective_rank(s),
-            )
-            figures = [float(figure) for figure in (*spectrum, (s.square() - 1).square().sum())]
+            condition, dfi = s[0] / s[-1] if s[-1] > 0 else inf, (s.square() - 1).square().sum()
+            spectrum = s.norm(), s[0], s.median(), s[-1], condition, effective_rank(s), dfi
+            figures = [float(figure) for figure in spectrum]
         yield {"name": target.name, "shape": target.shape, **dict(zip(names, figures))}

@@ -34,7 +34,13 @@ class TriggeredFire:
     """
 
     def __init__(
-        self, trigger: Trigger, optimizer_state="clear_changed", *, keep_copies=False, name="fire", **settings
+        self,
+        trigger: Trigger,
+        optimizer_state: str = "clear_changed",
+        *,
+        keep_copies: bool = False,
+        name: str = "fire",
+        **settings: Any,
     ) -> None:
         FireSettings.of(**{key: value for key, value in settings.items() if key != "targets"})
         if settings.get("scale") == "initial":

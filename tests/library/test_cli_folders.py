@@ -10,6 +10,7 @@ from fire_core import fire
 from fire_core.checkpoints.command_line import main
 from fire_core.checkpoints.files import open_checkpoint
 from fire_core.checkpoints.targets import targets_of
+from fire_core.errors import UserError
 
 transformers = pytest.importorskip("transformers")
 
@@ -55,3 +56,12 @@ def test_matrices_that_the_model_does_not_describe_stay_out(tmp_path: Path) -> N
     experts = [target for target in table if "experts" in target.parameter]
     assert len(experts) == 9 and {t.reason for t in experts} == {"not in config.json (MixtralForCausalLM)"}
     assert sum("self_attn" in target.parameter for target in table.included) == 4
+
+
+def test_what_a_config_names_is_called_only_if_it_is_a_model_class(tmp_path: Path) -> None:
+    torch.save({"a.weight": torch.randn(4, 4)}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "gpt2", "architectures": ["GPT2Config"], "n_layer": 1}'
+    )
+    with pytest.raises(UserError, match="is not a model"):
+        targets_of(open_checkpoint(tmp_path), "all", None)
