@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from fire_core.errors import UserError, first_line
+from fire_core.errors import UserError
 from fire_core.files import write_atomic
 from harness.domains import find
 
@@ -118,18 +119,25 @@ def read_meta(path: Path) -> dict[str, Any]:
     return read_json(path / "meta.json") or {}
 
 
+def content(path: Path) -> bytes:
+    """Return the content of a regular file. Raises OSError for anything else, such as a pipe, which would never end."""
+    if not path.is_file():
+        raise OSError(errno.ENOENT, "there is no regular file", str(path))
+    return path.read_bytes()
+
+
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file, None if it is missing or damaged."""
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return json.loads(content(path))
+    except (OSError, ValueError, RecursionError):
         return None
 
 
 def read_text(path: Path) -> str:
     """Return the content of a file that may be damaged: "" if it cannot be read, other bytes than UTF-8 replaced."""
     try:
-        return path.read_text("utf-8", "replace")
+        return content(path).decode("utf-8", "replace")
     except OSError:
         return ""
 
@@ -149,10 +157,10 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     # NaN and infinities, which Python writes into JSON although the format has none, become None
     decoder = json.JSONDecoder(parse_constant=lambda name: None)
     records, damaged = [], 0
-    for line in path.read_bytes().split(b"\n"):
+    for line in content(path).split(b"\n"):
         try:
             record = decoder.decode(line.decode()) if line.strip() else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if record and isinstance(record, dict):
             records.append(record)
@@ -204,14 +212,20 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
 def read_config(path: str | Path) -> dict[str, Any]:
     """Return the resolved configuration of a run, {} if it was not written. Raises UserError if it is damaged."""
     file = Path(path) / "config.yaml"
+    if not file.exists():
+        return {}
     try:
-        found = yaml.load(file.read_text("utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+        text = content(file).decode("utf-8")
+        # the fast parser, written in C, crashes at tens of thousands of nested brackets
+        fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        found = yaml.load(text, Loader=fast if len(text) < 10_000 else yaml.SafeLoader) or {}
         if not isinstance(found, dict):
             raise ValueError("it holds no settings")
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (yaml.YAMLError, ValueError, OSError) as error:
-        raise UserError(f"{file} cannot be read ({first_line(error)}): delete the run's folder") from error
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{file} cannot be read ({reason}): delete the run's folder to run it again"
+        ) from error
     return found
 
 

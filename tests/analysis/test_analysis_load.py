@@ -1,6 +1,7 @@
 """Run folders read back: exact numbers, and everything that is not whole is named."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -56,15 +57,20 @@ def test_the_commit_of_a_shared_first_phase_and_of_every_start_is_told(tmp_path)
 DAMAGE = {
     "DONE is no text": ("DONE", b"\xff\xfe\x00"),
     "config.yaml is a list": ("config.yaml", b"- 1\n- 2\n"),
+    "config.yaml is nested deeply": ("config.yaml", b"[" * 100_000 + b"]" * 100_000),
     "a boundary is a number": ("boundary_1.json", b"7"),
     "rows of a boundary are numbers": ("boundary_1.json", b'{"phase": 1, "rows": [1, 2]}'),
     "phase of a boundary is a text": ("boundary_1.json", b'{"phase": "x", "rows": []}'),
     "meta.json holds other types": ("meta.json", b'{"domain": "x", "earlier": 3, "method": [1]}'),
+    "metrics are nested deeply": ("metrics.jsonl", b"[" * 100_000 + b"\n"),
     "values of a metric are lists": ("metrics.jsonl", b'{"step": 1, "x": [1]}\n'),
+    "metrics.jsonl is a pipe": ("metrics.jsonl", os.mkfifo),
+    "RUNNING is a pipe": ("RUNNING", os.mkfifo),
     "config.yaml is a folder": ("config.yaml", Path.mkdir),
 }
 
 
+@pytest.mark.timeout(60)  # a pipe that is read never ends
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_one_damaged_run_hides_no_other(root, damage):
     name, content = DAMAGE[damage]
