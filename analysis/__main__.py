@@ -1,7 +1,7 @@
 """Command line of the analysis: python -m analysis COMMAND; each command has --help."""
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -124,7 +124,11 @@ def parser() -> ArgumentParser:
 
 
 def whole_numbers(text: str) -> list[int]:
-    return [int(item) for item in text.split(",")]  # argparse says: invalid whole_numbers value: '1,x'
+    """Return the numbers of a list separated by commas."""
+    try:
+        return [int(item) for item in text.split(",")]
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r}: give whole numbers separated by commas, as in 1,2,3") from None
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -42,6 +42,7 @@ class AtariBackend:
         self.count, self.frame_shape, self.seed = count, frame_shape, seed
         rules = {"frameskip": 4, "maxpool": True, "max_num_frames_per_episode": 4 * LONGEST}
         rules |= {"noop_max": 0, "use_fire_reset": False, "episodic_life": False, "reward_clipping": False}
+        rules |= {"repeat_action_probability": 0.0}  # sticky actions are drawn here, for a whole agent step
         look = {"img_height": frame_shape[0], "img_width": frame_shape[1], "stack_num": 1}
         look |= {"grayscale": not grey_last}
         self.games = ale_py.AtariVectorEnv(game, count, num_threads=threads, **look, **rules)
