@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from math import prod
@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.modules import batchnorm, conv, instancenorm
 
 from fire_core.errors import UserError
-from fire_core.targets.rows import Parts, Rows, Traced
+from fire_core.targets.rows import Parts, Traced
 from fire_core.targets.table import Target, role_of, shorten
 
 NORMS = (
@@ -163,7 +163,7 @@ def _declared(place: Place, rows: int, traced: Traced | None) -> Parts:
     parts = in_order({str(part): size for part, size in declared.items()})
     seen = traced.parts.get(id(place.parameter), ()) if traced is not None else ()
     for part, own in parts:
-        uses = sorted(use for use, others in seen if not set(each_row(own)).isdisjoint(each_row(others)))
+        uses = sorted(use for use, others in seen if not set(own).isdisjoint(others))
         if len(uses) > 1:
             raise UserError(
                 f"{wrong}: the example shows that the rows called {part!r} belong to {shorten(uses)}; "
@@ -172,15 +172,10 @@ def _declared(place: Place, rows: int, traced: Traced | None) -> Parts:
     return parts
 
 
-def each_row(rows: Rows) -> Sequence[int]:
-    """Return the numbers of rows."""
-    return range(rows.start, rows.stop) if isinstance(rows, slice) else rows
-
-
 def in_order(sizes: Mapping[str, int]) -> Parts:
     """Return parts of the given numbers of rows, one after the other."""
     stops = itertools.accumulate(sizes.values())
-    return tuple((name, slice(stop - size, stop)) for (name, size), stop in zip(sizes.items(), stops))
+    return tuple((name, range(stop - size, stop)) for (name, size), stop in zip(sizes.items(), stops))
 
 
 # ------------------------------------------------------------------------------------------------ classes that were read

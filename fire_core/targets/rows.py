@@ -20,8 +20,8 @@ from fire_core.targets.labels import constant, core, numbered
 from fire_core.targets.trace import Known, Operation, Product, Source, Trace, combined
 
 FACTORS = {"mul", "div", "addcmul", "addcdiv"}
-Rows = slice | tuple[int, ...]
-Parts = tuple[tuple[str, Rows], ...]
+Parts = tuple[tuple[str, range | tuple[int, ...]], ...]
+Use = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
@@ -70,16 +70,16 @@ class RowTrace(Trace):
     """Follows the rows of weights.
 
     Attributes:
-        uses: (kind, number, factor, rows) of rows that are one factor (0, 1, 2) of a "product" of activations, of
-            "attention" or of a "gate", by its number; a factor of the product with such a product is one of "values", with
-            the number of the latter. sums: pairs of rows that are added. unclear: weight -> what its rows cannot be
-            followed through. heard: weights whose outputs another one reads.
+        uses: row -> (kind, number, factor) of each "product" of activations, "attention" or "gate", by its number, of which
+            it is a factor (0, 1, 2); a factor of the product with such a product is one of "values", with the number of the
+            latter. sums: pairs of rows that are added. unclear: weight -> what its rows cannot be followed through.
+            heard: weights whose outputs another one reads.
     """
 
     def __init__(self, weights: list[nn.Parameter]) -> None:
         super().__init__()
         self.weights = weights
-        self.uses: list[tuple[str, int, int, Tensor]] = []
+        self.uses: dict[int, set[Use]] = defaultdict(set)
         self.sums: list[Tensor] = []
         self.unclear: dict[int, str] = {}
         self.heard: set[int] = set()
@@ -156,9 +156,9 @@ class RowTrace(Trace):
         return combined(known)
 
     def _use(self, kind: str, factor: int, rows: Tensor | None, number: int | None = None) -> None:
-        if rows is not None:
-            number = self.operations if number is None else number
-            self.uses.append((kind, number, factor, core(rows).unique()))
+        number = self.operations if number is None else number
+        for row in [] if rows is None else core(rows).unique().tolist():
+            self.uses[row].add((kind, number, factor))
 
     def parts(self) -> dict[int, Parts]:
         """Return the parts of weights whose rows have different uses; rows that are added to each other have the same."""
@@ -169,35 +169,36 @@ class RowTrace(Trace):
                 row = other
             return row
 
-        for pair in self.sums:
-            for a, b in pair.T.tolist():
+        for pairs in self.sums:
+            for a, b in pairs.T.tolist():
                 first, second = sorted((root(a), root(b)))
                 above[second] = first
-        uses: dict[int, set[tuple[str, int, int]]] = defaultdict(set)
-        for kind, number, factor, rows in self.uses:
-            for row in rows.tolist():
-                uses[root(row)].add((kind, number, factor))
+        uses: dict[int, set[Use]] = defaultdict(set)
+        for row, found in self.uses.items():
+            uses[root(row)] |= found
         parts: dict[int, Parts] = {}
         for number, weight in enumerate(self.weights):
             of = [frozenset(uses.get(root(number << 32 | row), ())) for row in range(len(weight))]
-            names = {each: _role(each, self.softened) for each in of}
+            names = {each: self._role(each) for each in of}
             if not all(names.values()):
                 names = {each: f"part {i}" for i, each in enumerate(names)}
             groups: dict[str, list[int]] = defaultdict(list)
             for row, each in enumerate(of):
                 groups[names[each]].append(row)
             if len(groups) > 1:
-                parts[id(weight)] = tuple((name, _as_slice(members)) for name, members in groups.items())
+                parts[id(weight)] = tuple((name, _in_order(rows)) for name, rows in groups.items())
         return parts
 
+    def _role(self, uses: frozenset[Use]) -> str:
+        """Return "q", "k" or "v" for rows that are used as such, be it in several products (a loop over heads), else ""."""
+        roles = {"qkv"[factor] for kind, _, factor in uses if kind == "attention"}
+        roles |= {
+            "qk"[factor] for kind, number, factor in uses if kind == "product" and number in self.softened
+        }
+        roles |= {"v" for kind, number, _ in uses if kind == "values" and number in self.softened}
+        return roles.pop() if len(roles) == 1 else ""
 
-def _role(uses: frozenset[tuple[str, int, int]], softened: set[int]) -> str:
-    """Return "q", "k" or "v" for rows that are used as such, be it in several products (a loop over heads), else ""."""
-    roles = {"qkv"[factor] for kind, _, factor in uses if kind == "attention"}
-    roles |= {"qk"[factor] for kind, number, factor in uses if kind == "product" and number in softened}
-    roles |= {"v" for kind, number, _ in uses if kind == "values" and number in softened}
-    return roles.pop() if len(roles) == 1 else ""
 
-
-def _as_slice(rows: list[int]) -> Rows:
-    return slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else tuple(rows)
+def _in_order(rows: list[int]) -> range | tuple[int, ...]:
+    ordered = range(rows[0], rows[-1] + 1)
+    return ordered if len(ordered) == len(rows) else tuple(rows)

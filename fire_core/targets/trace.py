@@ -25,6 +25,7 @@ PRODUCTS = {"mm", "bmm", "mv", "dot", "convolution", *WITH_ADDEND}
 LOOK_UPS = {"embedding", "_embedding_bag"}
 ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention")
 RESHAPES = {"view", "_unsafe_view", "_reshape_alias"}
+UNSAFE_VIEWS = {"_unsafe_view", "unsafe_split", "unsafe_chunk"}
 COPIES = {"_to_copy", "clone", "copy"}
 # elementwise operations that PyTorch does not mark as such
 UNMARKED = {"hardswish", "_prelu_kernel", "log_sigmoid_forward", "rrelu_with_noise", *COPIES}
@@ -46,14 +47,6 @@ class Operation(NamedTuple):
     @property
     def inputs(self) -> list[Tensor]:
         return tensors_in((self.args, self.kwargs))
-
-    @property
-    def is_view(self) -> bool:
-        return self.function.is_view or self.name in ("_unsafe_view", "unsafe_split", "unsafe_chunk")
-
-    @property
-    def is_elementwise(self) -> bool:
-        return torch.Tag.pointwise in self.function.tags or self.name in UNMARKED
 
 
 @dataclass(frozen=True)
@@ -161,9 +154,9 @@ class Trace(TorchDispatchMode):
             self._set(result, self.attention(operation, known))
         elif all(source.labels is None for _, source in known):
             self._set(result, combined(known))
-        elif operation.is_view:
+        elif function.is_view or name in UNSAFE_VIEWS:
             self._view(operation, known, result)
-        elif operation.is_elementwise:
+        elif torch.Tag.pointwise in function.tags or name in UNMARKED:
             self._set(result, self.elementwise(operation, known, tensors_in(result)[0].shape))
         elif outputs := tensors_in(result):
             self._other(operation, known, outputs)

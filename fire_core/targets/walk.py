@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
-from fire_core.targets.architectures import NORMS, Layout, Place, class_name, each_row, layout_of, left_out
+from fire_core.targets.architectures import NORMS, Layout, Place, class_name, layout_of, left_out
 from fire_core.targets.rows import Traced, trace_rows
 from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, select, shorten
 
@@ -171,7 +171,8 @@ def _targets(place: Place, layout: Layout) -> Iterator[Target]:
         sides = list(shape[:2] if is_convolution else shape[-2:])
         side = int(layout.transposed and not is_convolution)  # that rows are cut from
         if part:
-            sides[side] = len(each_row(rows))
+            sides[side] = len(rows)
+            rows = slice(rows.start, rows.stop) if isinstance(rows, range) else rows  # slices give views
         outputs, inputs = reversed(sides) if layout.transposed else sides
         cut = (rows, EVERYTHING) if is_convolution else (EVERYTHING,) * side + (rows,) if part else ()
         label = ",".join([*map(str, lead), *([part] if part else []), *map(str, tap)])
@@ -258,7 +259,7 @@ def unwrapped(name: str) -> str:
 # ------------------------------------------------------------------------------------------------ memory of weights
 def identity(parameter: Tensor) -> object:
     """Return a key that is equal for one Parameter found twice and for two with the same memory, shape and strides."""
-    if not _in_memory(parameter):
+    if _reach(parameter) == 0:
         return id(parameter)
     return (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.device)
 
@@ -271,31 +272,28 @@ def tied_to(tensors: Mapping[str, Tensor], changed: set[str]) -> set[str]:
 
 def refuse_overlaps(tensors: Mapping[str, Tensor]) -> None:
     """Raise UserError for different tensors over one range of memory. Tied ones must be given once."""
-    reached: dict[torch.device, tuple[int, str]] = {}
-    for start, name, tensor in sorted((t.data_ptr(), n, t) for n, t in tensors.items() if _in_memory(t)):
-        end, other = reached.get(tensor.device, (0, ""))
-        if start < end:
+    held = [(name, t, _reach(t) * t.element_size()) for name, t in tensors.items() if _reach(t)]
+    spans = sorted((str(t.device), t.data_ptr(), name, size) for name, t, size in held)
+    for (device, start, other, size), (next_device, next_start, name, _) in itertools.pairwise(spans):
+        if device == next_device and next_start < start + size:
             raise UserError(
                 f"parameters {other!r} and {name!r} overlap in memory, and are neither one tied parameter nor apart: give "
                 "one of them memory of its own, as in layer.weight = nn.Parameter(layer.weight.detach().clone())"
             )
-        reached[tensor.device] = (start + _reach(tensor) * tensor.element_size(), name)
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
     """Return whether a tensor has more entries than places in memory, as after `expand`."""
-    return _in_memory(tensor) and _reach(tensor) < tensor.numel()
+    return 0 < _reach(tensor) < tensor.numel()
 
 
 def _reach(tensor: Tensor) -> int:
-    """Return the number of entries from the first place in memory to the last."""
+    """Return the number of entries from the first place in memory to the last, 0 for what has no memory of its own."""
+    if not is_plain(tensor) or tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def is_plain(tensor: Tensor) -> bool:
     """Return whether a tensor's class leaves PyTorch's operations as they are, unlike those of quantised weights."""
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
-
-
-def _in_memory(tensor: Tensor) -> bool:
-    return is_plain(tensor) and tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
