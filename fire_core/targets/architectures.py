@@ -144,7 +144,7 @@ def _rows_of(place: Place, traced: Traced | None) -> Layout:
     reason = may_be_fused(place, *sizes) if parts is None else "its class uses them in several ways"
     unseen = "give find_targets an example, or set fused_rows on the layer"
     if traced is not None:
-        unseen = traced.unclear.get(key, "the example does not use it")
+        unseen = traced.unclear.get(key, "the example does not show how its rows are used")
     elif type(place.parents[0]) is nn.Module:
         unseen = "which a file does not show (pass --model)"
     return left_out("unclear", f"may hold several matrices ({reason}): {unseen}") if reason else whole

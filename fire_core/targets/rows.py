@@ -60,7 +60,7 @@ def trace_rows(model: nn.Module, example: Any) -> Traced:
     reached = [source.weights for _, source in trace.sources(output) if not source.weights & trace.heard]
     return Traced(
         parts={key: cut for key, cut in parts.items() if key not in unclear},
-        whole=frozenset(id(weight) for weight in weights) - unclear.keys() - parts.keys(),
+        whole=frozenset(id(weights[number]) for number in trace.followed) - unclear.keys() - parts.keys(),
         unclear=unclear,
         heads=frozenset(id(weights[number]) for number in frozenset().union(*reached)),
     )
@@ -73,7 +73,7 @@ class RowTrace(Trace):
         uses: row -> (kind, number, factor) of each "product" of activations, "attention" or "gate", by its number, of which
             it is a factor (0, 1, 2); a factor of the product with such a product is one of "values", with the number of the
             latter. sums: pairs of rows that are added. unclear: weight -> what its rows cannot be followed through.
-            heard: weights whose outputs another one reads.
+            followed: weights whose rows a product was seen to use. heard: weights whose outputs another one reads.
     """
 
     def __init__(self, weights: list[nn.Parameter]) -> None:
@@ -83,6 +83,7 @@ class RowTrace(Trace):
         self.sums: list[Tensor] = []
         self.unclear: dict[int, str] = {}
         self.heard: set[int] = set()
+        self.followed: set[int] = set()
         for number, weight in enumerate(weights):
             rows = numbered(number, [len(weight), *[1] * (weight.ndim - 1)], weight).expand(weight.shape)
             self._sources[weight] = Source(rows, weights=frozenset([number]), is_weight=True)
@@ -108,8 +109,11 @@ class RowTrace(Trace):
             if rows is None:
                 self.lose("a depthwise convolution", [(result, reads[0][1])])
         fits = rows is not None and rows.numel() == torch.Size(sizes).numel()
-        labels = rows.reshape(sizes).expand(result.shape) if rows is not None and fits else None
-        return Source(labels, weights=weights)
+        if rows is None or not fits:
+            self.lose(product.name, [(result, weight)])
+            return Source(weights=weights)
+        self.followed |= weight.weights
+        return Source(rows.reshape(sizes).expand(result.shape), weights=weights)
 
     def attention(self, operation: Operation, known: Known) -> Source:
         for factor, tensor in enumerate(operation.args[:3]):
