@@ -99,18 +99,21 @@ class RowTrace(Trace):
         if weight is None:
             return Source(weights=heard)
         self.heard |= heard
-        weights, sizes = weight.weights, product.sizes(result)
-        if product.name != "convolution":
-            rows = constant(weight.labels, [0, product.side] if product.stacked else [product.side])
-        elif product.operands[1].shape[1] > 1 or len(product.operands[1]) != product.operands[0].shape[1]:
-            rows = constant(weight.labels, [int(product.args[6])])  # 1 in a transposed convolution
-        else:  # channels of the input stay apart
-            rows, weights = constant(reads[0][1].labels, [1]), weights | heard
-            if rows is None:
-                self.lose("a depthwise convolution", [(result, reads[0][1])])
-        fits = rows is not None and rows.numel() == torch.Size(sizes).numel()
-        if rows is None or not fits:
-            self.lose(product.name, [(result, weight)])
+        followed, through, weights = weight, product.name, weight.weights
+        dims, sizes = [0, product.side] if product.stacked else [product.side], product.sizes(result)
+        if product.name == "convolution":
+            dims = [int(product.args[6])]  # 1 if it is transposed
+            if product.operands[1].shape[1] == 1 and len(product.operands[1]) == product.operands[0].shape[1]:
+                # channels of the input stay apart
+                followed, through, weights, dims = (
+                    reads[0][1],
+                    "a depthwise convolution",
+                    weights | heard,
+                    [1],
+                )
+        rows = constant(followed.labels, dims)
+        if rows is None or rows.numel() != torch.Size(sizes).numel():
+            self.lose(through, [(result, followed)])
             return Source(weights=weights)
         self.followed |= weight.weights
         return Source(rows.reshape(sizes).expand(result.shape), weights=weights)

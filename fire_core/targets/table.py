@@ -1,8 +1,7 @@
 """The table of targets of a model, the roles of targets in their network, and rules that choose among them.
 
 A *target* is one matrix inside a parameter: the weight of a Linear layer, one spatial tap of a convolution, the q of a
-fused q/k/v, one expert, one critic of an ensemble. `walk` finds the targets of a model; `architectures` knows how fused
-layers are divided.
+fused q/k/v, one expert, one critic of an ensemble. `walk` finds the targets of a model.
 """
 
 from __future__ import annotations
@@ -75,10 +74,10 @@ class Target:
 
     name: str
     parameter: str
-    kind: str
-    scale: float
-    included: bool
-    reason: str
+    kind: str = ""
+    scale: float = 1.0
+    included: bool = False
+    reason: str = ""
     index: tuple = ()
     transposed: bool = False
     shape: tuple = ()

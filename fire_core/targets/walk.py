@@ -1,4 +1,4 @@
-"""The targets of a model: the place of every parameter, and how each is cut into matrices, one function per kind of layer.
+"""The targets of a model: every parameter in its place, cut into matrices as `architectures` tells.
 
 Your own model can declare what no rule can know: `layer.fused_rows = {"q": 768, "k": 128, "v": 128}` splits the rows of a
 Linear or the output channels of a convolution, `module.stacked_matrices = True` makes the 3-D parameters of a module
@@ -90,9 +90,7 @@ def list_targets(model: nn.Module, *, example: Any = None) -> TargetTable:
         for attribute, parameter in module._parameters.items():
             if isinstance(parameter, UninitializedParameter):
                 name = f"{path}.{attribute}".lstrip(".")
-                raise UserError(
-                    f"parameter {name!r} is lazy and not initialised: run one batch through the model first"
-                )
+                raise UserError(f"parameter {name!r} is lazy: run one batch through the model first")
             if parameter is not None:
                 owners.setdefault(identity(parameter), []).append((path, attribute))
     heads, table = _heads(model, modules, traced), TargetTable()
@@ -114,19 +112,11 @@ def _place(modules: dict[str, nn.Module], owned: list[tuple[str, str]], heads: s
     module, words = modules[path], path.split(".") if path else []
     parents = tuple(modules[".".join(words[:length])] for length in range(len(words)))
     name, *names = (f"{p}.{a}".lstrip(".") for p, a in [(path, attribute), *owned])
+    aliases = tuple(dict.fromkeys([*names, *map(unwrapped, names)]))
+    role = "head" if path in heads else role_of(name, (*parents, module))
     in_table = any(isinstance(modules[p], nn.Embedding) for p, _ in owned)
-    whole = Target(
-        name,
-        names[0],
-        kind="",
-        scale=1.0,
-        included=False,
-        reason="",
-        role="head" if path in heads else role_of(name, (*parents, module)),
-        module=path,
-        aliases=tuple(dict.fromkeys([*names, *map(unwrapped, names)])),
-        tied=in_table and not isinstance(module, nn.Embedding),
-    )
+    tied = in_table and not isinstance(module, nn.Embedding)
+    whole = Target(name, names[0], role=role, module=path, aliases=aliases, tied=tied)
     return Place(module, attribute, module._parameters[attribute], parents, whole)  # type: ignore[arg-type]
 
 
@@ -225,7 +215,7 @@ def _last(module: nn.Module) -> nn.Module | None:
     if isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
         return _last(inner)
     if type(module).forward is nn.Sequential.forward:
-        layers = [child for child in module.children() if any(p.dim() > 1 for p in child.parameters())]
+        layers = [child for child in module if any(p.dim() > 1 for p in child.parameters())]  # type: ignore[attr-defined]
         return _last(layers[-1]) if layers else None
     return module if isinstance(module, nn.Linear) else None
 
@@ -251,9 +241,8 @@ def check_module(model: object) -> None:
 
 def unwrapped(name: str) -> str:
     """Return a parameter name without the prefixes of DDP, torch.compile, FSDP and activation checkpointing."""
-    return re.sub(r"_(orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)\.", "", name).removeprefix(
-        "module."
-    )
+    inner = re.sub(r"_(orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)\.", "", name)
+    return inner.removeprefix("module.")
 
 
 # ------------------------------------------------------------------------------------------------ memory of weights
