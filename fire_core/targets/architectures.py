@@ -92,12 +92,11 @@ def layout_of(place: Place, traced: Traced | None) -> Layout:
             return left_out("conv", DEPTHWISE)
         if layout.parts and (groups > 1 or transposed):
             return left_out("conv", "fused parts of a grouped or transposed convolution are not known")
+        parts, also = layout.parts, f", {layout.why}" if layout.parts else ""
         if groups > 1:
-            size = place.parameter.shape[0] // groups
+            size, also = place.parameter.shape[0] // groups, ", one group"
             parts = in_order({f"group {group}": size for group in range(groups)})
-            return Layout("conv", f"one tap of {name}, one group", parts, transposed)
-        also = f", {layout.why}" if layout.parts else ""
-        return Layout("conv", f"one tap of {name}{also}", layout.parts, transposed)
+        return Layout("conv", f"one tap of {name}{also}", parts, transposed)
     if layout.why and dim in (2, 3):
         return layout
     if (is_convolution or isinstance(module, nn.Linear)) and not is_weight:
@@ -108,8 +107,8 @@ def layout_of(place: Place, traced: Traced | None) -> Layout:
         return left_out("unclear", str(module.cannot_tell))
     if type(module) is nn.Module:
         return left_out("other", f"{dim}-D parameter of a layer that a file does not show (pass --model)")
-    declaration = {3: "stacked_matrices", 2: "fused_rows" if is_weight else ""}.get(dim)
-    advice = f" (set {declaration} on the module to put it in)" if declaration else ""
+    declare = "stacked_matrices" if dim == 3 else "fused_rows" if dim == 2 and is_weight else ""
+    advice = f" (set {declare} on the module to put it in)" if declare else ""
     return left_out("other", f"{dim}-D parameter of {name}, not a known layer{advice}")
 
 

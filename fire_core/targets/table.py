@@ -28,6 +28,7 @@ WORDS = (
 Q, O, MLP, MLP_LAYERS = (frozenset(words.split()) for words in WORDS)
 K = {name.replace("queries", "keys").replace("query", "key").replace("q", "k") for name in Q}
 V = {name.replace("queries", "values").replace("query", "value").replace("q", "v") for name in Q}
+PROJECTIONS = {"q": Q, "k": K, "v": V, "o": O}
 ATTENTION = ("q", "k", "v", "o", "attention")
 
 
@@ -38,18 +39,13 @@ def role_of(name: str, parents: tuple[nn.Module, ...]) -> str:
     model's, or by a q and a k in one module. A "value" or "q" without a k is usually a head in reinforcement learning.
     A feed-forward block is recognised by the usual component and layer names.
     """
-    path = re.sub(r"\[.*", "", name).split(".")
-    leaf = path[-1] if path[-1] != "weight" else (path[-2] if len(path) > 1 else "")
-    around = [part.lower() for part in path] + [type(parent).__name__.lower() for parent in parents[1:]]
+    path = name.lower().removesuffix(".weight").split(".")
+    around = (*path, *(type(parent).__name__.lower() for parent in parents[1:]))
     beside = {n.lower() for module in parents[-2:] for n in (*module._modules, *module._parameters)}
     if any("attn" in word or "attention" in word for word in around) or (beside & Q and beside & K):
-        for role, words in (("q", Q), ("k", K), ("v", V)):
-            if leaf.lower() in words:
-                return role
-        return "o" if leaf.lower() in O or "to_out" in path else "attention"
-    if leaf.lower() in MLP_LAYERS or any(part.lower() in MLP for part in path):
-        return "mlp"
-    return ""
+        known = (role for role, words in PROJECTIONS.items() if path[-1] in words)
+        return next(known, "o" if "to_out" in path else "attention")
+    return "mlp" if path[-1] in MLP_LAYERS or not MLP.isdisjoint(path) else ""
 
 
 @dataclass(frozen=True)

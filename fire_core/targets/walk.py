@@ -11,6 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -194,10 +195,16 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module], traced: Traced | Non
     if declared := {path for path, module in modules.items() if getattr(module, "is_head", False)}:
         return declared
     for question in ("get_output_embeddings", "get_classifier"):
-        answers = _ask(model, question)
-        if answers and all(isinstance(layer, nn.Linear) for layer in answers):
-            return {path for path, module in modules.items() if module in answers}
-        if answers and not any(isinstance(part, nn.Linear) for layer in answers for part in layer.modules()):
+        answer: Any = None
+        with suppress(NotImplementedError, AttributeError, TypeError):
+            answer = getattr(model, question)()
+        several = (
+            answer if isinstance(answer, tuple | list) else [answer]
+        )  # distilled models of timm have two
+        layers = [layer for layer in several if isinstance(layer, nn.Module)]
+        if layers and all(isinstance(layer, nn.Linear) for layer in layers):
+            return {path for path, module in modules.items() if module in layers}
+        if layers and not any(isinstance(part, nn.Linear) for layer in layers for part in layer.modules()):
             return set()  # the model has no output layer, such as timm with num_classes=0
     # not m.weight: where spectral_norm computes it, reading it changes the state of the computation
     weights = {path: m._parameters.get("weight") for path, m in modules.items()}
@@ -218,16 +225,6 @@ def _last(module: nn.Module) -> nn.Module | None:
         layers = [child for child in module if any(p.dim() > 1 for p in child.parameters())]  # type: ignore[attr-defined]
         return _last(layers[-1]) if layers else None
     return module if isinstance(module, nn.Linear) else None
-
-
-def _ask(model: nn.Module, question: str) -> list[nn.Module]:
-    """Return the layers that the model's method `question` names: one, several (distilled models of timm), or none."""
-    try:
-        answer = getattr(model, question)()
-    except (NotImplementedError, AttributeError, TypeError):
-        return []
-    several = answer if isinstance(answer, tuple | list) else [answer]
-    return [layer for layer in several if isinstance(layer, nn.Module)]
 
 
 def check_module(model: object) -> None:
