@@ -186,11 +186,15 @@ def known_parts(place: Place, rows: int) -> Parts | None:
     """Return the parts of a layer of a class whose forward pass was read; () if no table can tell them, None if unknown.
 
     In known_layers.csv, a class is that whose forward pass was read, as package.file.class. `parts` are names in the order
-    of the rows; a part with a size has it after "=" (numbers and attributes of the owner, multiplied), the others share the
-    rest equally. The condition is an attribute that must be true, or false with "not" before it. Without parts, the rows
-    are used in more ways than a table can say, and the weight is left out.
+    of the rows; a part with a size has it after "=" (numbers, and attributes of the owner or its config, multiplied), the
+    others share the rest equally. The condition is an attribute that must be true, or false with "not" before it. Without
+    parts, the rows are used in more ways than a table can say, and the weight is left out.
     """
     owner, attribute = place.parents[-1], place.whole.module.rpartition(".")[2]
+
+    def value(f: str) -> Any:
+        return int(f) if f.isdigit() else getattr(owner, f, None) or getattr(owner.config, f)
+
     forward = type(owner).forward
     words = forward.__module__.split(".")
     read = f"{words[0]}.{words[-1].removeprefix('modeling_')}.{forward.__qualname__.removesuffix('.forward')}"
@@ -200,11 +204,7 @@ def known_parts(place: Place, rows: int) -> Parts | None:
         if (when := row["when"]) and bool(getattr(owner, when.split()[-1])) == when.startswith("not "):
             continue
         factors = dict(part.partition("=")[::2] for part in row["parts"].split())
-        known = {
-            name: prod(int(f) if f.isdigit() else getattr(owner, f) for f in text.split("*"))
-            for name, text in factors.items()
-            if text
-        }
+        known = {name: prod(map(value, text.split("*"))) for name, text in factors.items() if text}
         share = (rows - sum(known.values())) // max(1, len(factors) - len(known))
         sizes = {name: known.get(name, share) for name in factors}
         return in_order(sizes) if sum(sizes.values()) == rows or not sizes else None
