@@ -104,13 +104,8 @@ class RowTrace(Trace):
         if product.name == "convolution":
             dims = [int(product.args[6])]  # 1 if it is transposed
             if product.operands[1].shape[1] == 1 and len(product.operands[1]) == product.operands[0].shape[1]:
-                # channels of the input stay apart
-                followed, through, weights, dims = (
-                    reads[0][1],
-                    "a depthwise convolution",
-                    weights | heard,
-                    [1],
-                )
+                followed, through = reads[0][1], "a depthwise convolution"  # its channels stay apart
+                weights, dims = weights | heard, [1]
         rows = constant(followed.labels, dims)
         if rows is None or rows.numel() != torch.Size(sizes).numel():
             self.lose(through, [(result, followed)])
@@ -199,10 +194,9 @@ class RowTrace(Trace):
     def _role(self, uses: frozenset[Use]) -> str:
         """Return "q", "k" or "v" for rows that are used as such, be it in several products (a loop over heads), else ""."""
         roles = {"qkv"[factor] for kind, _, factor in uses if kind == "attention"}
-        roles |= {
-            "qk"[factor] for kind, number, factor in uses if kind == "product" and number in self.softened
-        }
-        roles |= {"v" for kind, number, _ in uses if kind == "values" and number in self.softened}
+        soft = [(kind, factor) for kind, number, factor in uses if number in self.softened]
+        roles |= {"qk"[factor] for kind, factor in soft if kind == "product"}
+        roles |= {"v" for kind, _ in soft if kind == "values"}
         return roles.pop() if len(roles) == 1 else ""
 
 
