@@ -38,7 +38,7 @@ def treat_model(
         treatment: (stack (count, out, in) of matrices, their targets) -> `fire_core.engine.Treated`.
         options: those of `fire_core.engine.treat_tensors`, with its errors; `action` is required.
     """
-    parameters = dict(_inside(model)[0].named_parameters())
+    parameters = dict(unwrap(model).named_parameters())
     alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
     replicas = [] if alone else replicas_in(model)
     if alone or not (replicas or group is not None or is_sharded(parameters)):

@@ -1,6 +1,6 @@
-"""Which weights hold several matrices, and in which order their rows lie.
+"""How each parameter is cut into matrices: which hold several, and in which order their rows lie.
 
-The order is known where a module declares it, where a run on an example shows it (`trace`), and for the classes in
+The order is known where a module declares it, where a run on an example shows it (`rows`), and for the classes in
 known_layers.csv, whose code was read. It is never concluded from a name or a shape: these can only show that a weight
 *may* hold several matrices, and such a weight is left out, with the reason.
 """
@@ -8,10 +8,10 @@ known_layers.csv, whose code was read. It is never concluded from a name or a sh
 from __future__ import annotations
 
 import csv
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
 from importlib.resources import files
 from math import prod
 from typing import Any
@@ -20,86 +20,181 @@ from torch import nn
 from torch.nn.modules import batchnorm, conv, instancenorm
 
 from fire_core.errors import UserError
-from fire_core.targets.rows import Parts, Rows, Traced
-from fire_core.targets.table import role_of, shorten
+from fire_core.targets.rows import Parts, Traced
+from fire_core.targets.table import Target, role_of, shorten
 
 NORMS = (
     *(batchnorm._BatchNorm, instancenorm._InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm),
     nn.LocalResponseNorm,
 )
+# names of weights that hold several matrices in some models, at any place of the path
 FUSED = re.compile(
     r"kvq|(?<![a-z])w?(kv|qk|q_k|k_v)(?![a-z])|q_?k_?v|query_key|key_value|w_?pack|c_attn|att_proj|in_proj|w_?12|w_?13"
     r"|gate_?(and_)?up|up_?gate|fused|packed"
 )
-"""Names of weights that hold several matrices in some models, at any place of the path."""
+# names of gates, of which some are stored together with what they multiply
 GATED = re.compile(r"gate|gating|glu(?![a-z])")
-"""Names of gates, of which some are stored together with what they multiply."""
-Width = tuple[int, int, bool]  # outputs and inputs of a layer, and whether it is a norm
+REPARAMETRISED = "beside the weight: a gain, or part of a reparametrised weight (weight_norm): remove the reparametrisation"
+DEPTHWISE = "depthwise convolution: each filter sees one channel, so there is no matrix"
+TABLE = "embedding table: rows are looked up, not multiplied (tied to no Linear)"
 INTERLEAVED = "interleaved gate and up halves: set stacked_matrices to treat them whole"
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a parameter in a model: the module that holds it, that module's parents, and its names.
+    """A parameter, the module that holds it, and that module's parents, outermost first.
 
-    path: name of the module. name: of the parameter under `path`. parameter_name: that in `model.named_parameters()`, which
-    is another one if the parameter is tied. parents: outermost first. aliases: all names, with and without the prefixes of
-    wrappers. tied: also held by an Embedding. head: output layer.
+    whole: the target of the parameter before any matrix is found in it.
     """
 
-    path: str
-    attribute: str
-    name: str
     module: nn.Module
-    parents: tuple[nn.Module, ...]
+    attribute: str
     parameter: nn.Parameter
-    parameter_name: str
-    aliases: tuple[str, ...]
-    tied: bool
-    head: bool
+    parents: tuple[nn.Module, ...]
+    whole: Target
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the output rows of one weight are divided into parts.
+    """How a parameter is cut into matrices of one kind, or, if it is not included, why it is left out.
 
-    parts: (name, rows) of each; if empty, the weight is one matrix. transposed: stored as (in, out). why: the reason that
-    targets give. why_out: if not empty, the reason that the whole weight is left out.
+    parts: (name, rows) of each; if empty, it is one matrix, or a stack. transposed: stored as (in, out).
     """
 
+    kind: str
+    why: str
     parts: Parts = ()
     transposed: bool = False
-    kind: str = "linear"
-    why: str = ""
-    why_out: str = ""
+    included: bool = True
 
 
-def each_row(rows: Rows) -> Sequence[int]:
-    """Return the numbers of rows."""
-    return range(rows.start, rows.stop) if isinstance(rows, slice) else rows
+def left_out(kind: str, why: str) -> Layout:
+    """Return the layout of a parameter that is not treated."""
+    return Layout(kind, why, included=False)
+
+
+def layout_of(place: Place, traced: Traced | None) -> Layout:
+    """Return the layout of a parameter of at least two dimensions.
+
+    Raises UserError if its module's `fused_rows` is not a dict of integers that add up to the rows, or is refuted.
+    """
+    module, name, dim = place.module, class_name(place.module), place.parameter.dim()
+    is_weight, is_convolution = place.attribute == "weight", isinstance(place.module, conv._ConvNd)
+    layout = _rows_of(place, traced)
+    if not layout.included:
+        return layout
+    if dim == 3 and getattr(module, "stacked_matrices", False):
+        return Layout("ensemble", f"one member of {name}", transposed=module.stacked_matrices == "in_out")
+    if is_convolution and is_weight:
+        groups: Any = module.groups
+        transposed = isinstance(module, conv._ConvTransposeNd)
+        if module.in_channels == groups > 1:
+            return left_out("conv", DEPTHWISE)
+        if layout.parts and (groups > 1 or transposed):
+            return left_out("conv", "fused parts of a grouped or transposed convolution are not known")
+        parts, also = layout.parts, f", {layout.why}" if layout.parts else ""
+        if groups > 1:
+            size, also = place.parameter.shape[0] // groups, ", one group"
+            parts = in_order({f"group {group}": size for group in range(groups)})
+        return Layout("conv", f"one tap of {name}{also}", parts, transposed)
+    if layout.why and dim in (2, 3):
+        return layout
+    if (is_convolution or isinstance(module, nn.Linear)) and not is_weight:
+        return left_out("other", REPARAMETRISED)
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return left_out("embedding", TABLE)
+    if hasattr(module, "cannot_tell"):  # of a file: see `skeleton`
+        return left_out("unclear", str(module.cannot_tell))
+    if type(module) is nn.Module:
+        return left_out("other", f"{dim}-D parameter of a layer that a file does not show (pass --model)")
+    declare = "stacked_matrices" if dim == 3 else "fused_rows" if dim == 2 and is_weight else ""
+    advice = f" (set {declare} on the module to put it in)" if declare else ""
+    return left_out("other", f"{dim}-D parameter of {name}, not a known layer{advice}")
+
+
+def _rows_of(place: Place, traced: Traced | None) -> Layout:
+    """Return the layout of the rows, without a reason if the layer is not known.
+
+    What the module declares comes first, then what is known of its class, then what an example has shown.
+    """
+    module, attribute, key = place.module, place.attribute, id(place.parameter)
+    sizes = outputs_of(module) if attribute == "weight" else None
+    transposed = sizes is not None and is_transposed(module)
+    why = f"weight of {class_name(module)}" if sizes is not None else ""
+    whole = Layout("linear", f"{why}, stored (in, out)" if transposed else why, transposed=transposed)
+    if attribute == "weight" and hasattr(module, "fused_rows"):
+        rows = sizes[0] if sizes else place.parameter.shape[-2]
+        why = "part of a fused layer, as the module declares"
+        return replace(whole, parts=_declared(place, rows, traced), why=why)
+    if type(module) is nn.MultiheadAttention:
+        if attribute == "in_proj_weight":
+            return Layout("linear", "part of a fused q/k/v", in_order(dict.fromkeys("qkv", module.embed_dim)))
+        return Layout("linear", f"{attribute[0]} of MultiheadAttention")
+    if sizes is None or not place.parents:
+        return _of_experts(place) or whole
+    parts = known_parts(place, sizes[0])
+    if parts:
+        return replace(whole, parts=parts, why=f"part of a fused {'/'.join(dict(parts))}")
+    if traced is not None and not transposed:
+        if key in traced.whole:
+            return whole
+        if key in traced.parts and getattr(module, "groups", 1) == 1:
+            return replace(whole, parts=traced.parts[key], why="part of a fused layer, as the example shows")
+    reason = may_be_fused(place, *sizes) if parts is None else "its class uses them in several ways"
+    unseen = "give find_targets an example, or set fused_rows on the layer"
+    if traced is not None:
+        unseen = traced.unclear.get(key, "the example does not show how its rows are used")
+    elif type(place.parents[0]) is nn.Module:
+        unseen = "which a file does not show (pass --model)"
+    return left_out("unclear", f"may hold several matrices ({reason}): {unseen}") if reason else whole
+
+
+def _declared(place: Place, rows: int, traced: Traced | None) -> Parts:
+    """Return the parts that the user's `fused_rows` declares."""
+    declared: Any = place.module.fused_rows
+    sizes = declared.values() if isinstance(declared, Mapping) else [0]
+    wrong = f"fused_rows of {place.whole.name!r}"
+    if not all(type(size) is int and size > 0 for size in sizes) or sum(sizes) != rows:
+        raise UserError(
+            f"{wrong} is {declared!r}: give a dict of part and number of rows that add up to its {rows} rows, "
+            'as in {"q": 768, "k": 128, "v": 128}'
+        )
+    parts = in_order({str(part): size for part, size in declared.items()})
+    seen = traced.parts.get(id(place.parameter), ()) if traced is not None else ()
+    for part, own in parts:
+        uses = sorted(use for use, others in seen if not set(own).isdisjoint(others))
+        if len(uses) > 1:
+            raise UserError(
+                f"{wrong}: the example shows that the rows called {part!r} belong to {shorten(uses)}; "
+                "correct fused_rows, or delete it to cut the weight as the example shows"
+            )
+    return parts
 
 
 def in_order(sizes: Mapping[str, int]) -> Parts:
     """Return parts of the given numbers of rows, one after the other."""
-    start, parts = 0, []
-    for name, size in sizes.items():
-        parts.append((name, slice(start, start + size)))
-        start += size
-    return tuple(parts)
+    stops = itertools.accumulate(sizes.values())
+    return tuple((name, range(stop - size, stop)) for (name, size), stop in zip(sizes.items(), stops))
 
 
+# ------------------------------------------------------------------------------------------------ classes that were read
 with files(__package__).joinpath("known_layers.csv").open(encoding="utf-8") as table:
     KNOWN = list(csv.DictReader(table))
 
 
-def known_parts(owner: nn.Module, attribute: str, rows: int) -> Parts | None:
-    """Return the parts of a layer of `owner` whose forward pass was read; () if it has no table of them, None if unknown.
+def known_parts(place: Place, rows: int) -> Parts | None:
+    """Return the parts of a layer of a class whose forward pass was read; () if no table can tell them, None if unknown.
 
     In known_layers.csv, a class is that whose forward pass was read, as package.file.class. `parts` are names in the order
-    of the rows; a part with a size has it after "=" (attributes of the owner or of its config, multiplied), the others
-    share the rest equally. The condition is an attribute that must be true, or false with "not" before it. Without parts,
-    the rows are used in more ways than a table can say, and the weight is left out.
+    of the rows; a part with a size has it after "=" (numbers, and attributes of the owner or its config, multiplied), the
+    others share the rest equally. The condition is an attribute that must be true, or false with "not" before it. Without
+    parts, the rows are used in more ways than a table can say, and the weight is left out.
     """
+    owner, attribute = place.parents[-1], place.whole.module.rpartition(".")[2]
+
+    def value(f: str) -> Any:
+        return int(f) if f.isdigit() else getattr(owner, f, None) or getattr(owner.config, f)
+
     forward = type(owner).forward
     words = forward.__module__.split(".")
     read = f"{words[0]}.{words[-1].removeprefix('modeling_')}.{forward.__qualname__.removesuffix('.forward')}"
@@ -108,101 +203,46 @@ def known_parts(owner: nn.Module, attribute: str, rows: int) -> Parts | None:
             continue
         if (when := row["when"]) and bool(getattr(owner, when.split()[-1])) == when.startswith("not "):
             continue
-        pairs = [part.partition("=") for part in row["parts"].split()]
-        sizes = {name: _value(owner, size) for name, _, size in pairs if size}
-        share = (rows - sum(sizes.values())) // max(1, len(pairs) - len(sizes))
-        sizes = {name: sizes.get(name, share) for name, _, _ in pairs}
+        factors = dict(part.partition("=")[::2] for part in row["parts"].split())
+        known = {name: prod(map(value, text.split("*"))) for name, text in factors.items() if text}
+        share = (rows - sum(known.values())) // max(1, len(factors) - len(known))
+        sizes = {name: known.get(name, share) for name in factors}
         return in_order(sizes) if sum(sizes.values()) == rows or not sizes else None
     return None
 
 
-def _value(owner: Any, text: str) -> int:
-    """Return the value of "2", "head_dim", "heads*head_dim" or "in_split.1" (an entry of a list)."""
-
-    def attribute(holder: Any, name: str) -> Any:
-        if name.isdigit():
-            return holder[int(name)]
-        return getattr(holder, name, None) or getattr(holder.config, name)
-
-    return prod(int(f) if f.isdigit() else reduce(attribute, f.split("."), owner) for f in text.split("*"))
-
-
-def outputs_of(module: nn.Module) -> tuple[int, int] | None:
-    """Return (outputs, inputs) of a Linear, a convolution, or transformers' Conv1D with a weight of its own, else None."""
-    weight = module._parameters.get("weight")
-    if weight is None or weight.dim() < 2:
+def _of_experts(place: Place) -> Layout | None:
+    """Return the layout of routers and of stacks of experts in transformers, by what their modules say of themselves."""
+    module, name, dim = place.module, place.attribute, place.parameter.dim()
+    if not type(module).__module__.startswith("transformers."):
         return None
-    first, second = weight.shape[:2]
-    if is_transposed(module) or isinstance(module, conv._ConvTransposeNd):
-        return second * getattr(module, "groups", 1), first
-    if isinstance(module, conv._ConvNd):
-        return first, second * module.groups
-    return (first, second) if isinstance(module, nn.Linear) else None
+    if (dim, name) == (2, "weight") and "Router" in type(module).__name__:
+        return Layout("router", "router of experts")
+    transposed = getattr(module, "is_transposed", None)
+    if transposed is None or dim == 2 or name not in ("gate_up_proj", "up_proj", "down_proj"):
+        return None
+    if name != "gate_up_proj":
+        return Layout("expert", "one expert", transposed=transposed)
+    half = place.parameter.shape[2 if transposed else 1] // 2
+    halves = Layout(
+        "expert", "gate or up half of one expert", in_order({"gate": half, "up": half}), transposed
+    )
+    return halves if module.is_concatenated else left_out("expert", INTERLEAVED)
 
 
-def is_transposed(module: nn.Module) -> bool:
-    """Return whether the module is transformers' Conv1D, which stores (in, out)."""
-    return hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
-
-
-def class_name(module: nn.Module) -> str:
-    """Return the name of the class that the user wrote, without the prefix FSDP that FSDP2 adds."""
-    name = type(module).__name__
-    return name.removeprefix("FSDP") if name.startswith("FSDP") and len(type(module).__mro__) > 2 else name
-
-
-def layout_of(place: Place, traced: Traced | None) -> Layout:
-    """Return the layout of a parameter of at least two dimensions.
-
-    `fused_rows` of the module comes first, then what is known of its class, then `traced`. Raises UserError if
-    `fused_rows` is not a dict of integers that add up to the rows.
-    """
-    module = place.module
-    sizes = outputs_of(module) if place.attribute == "weight" else None
-    transposed = sizes is not None and is_transposed(module)
-    layout = Layout(transposed=transposed, why="weight of Conv1D, stored (in, out)" if transposed else "")
-    if place.attribute == "weight" and hasattr(module, "fused_rows"):
-        declared = _declared(place, sizes[0] if sizes else place.parameter.shape[-2])
-        _prove(place, declared, traced)
-        return replace(layout, parts=declared, why="part of a fused layer, as the module declares")
-    if type(module) is nn.MultiheadAttention:
-        if place.attribute == "in_proj_weight":
-            return Layout(in_order(dict.fromkeys("qkv", module.embed_dim)), why="part of a fused q/k/v")
-        return Layout(why=f"{place.attribute[0]} of MultiheadAttention")
-    if sizes is None or not place.parents:
-        return _of_experts(place) or layout
-    parts = known_parts(place.parents[-1], place.path.rpartition(".")[2], sizes[0])
-    key = id(place.parameter)
-    if parts:
-        return replace(layout, parts=parts, why=f"part of a fused {'/'.join(dict(parts))}")
-    if traced is not None and not transposed:
-        if key in traced.whole:
-            return layout
-        if key in traced.parts and getattr(module, "groups", 1) == 1:
-            return replace(layout, parts=traced.parts[key], why="part of a fused layer, as the example shows")
-    reason = may_be_fused(place, *sizes) if parts is None else "its class uses them in several ways"
-    if not reason:
-        return layout
-    unseen = "give find_targets an example, or set fused_rows on the layer"
-    if traced is not None:
-        unseen = traced.unclear.get(key, "the example does not use it")
-    elif type(place.parents[0]) is nn.Module:
-        unseen = "which a file does not show (pass --model)"
-    return replace(layout, kind="unclear", why_out=f"may hold several matrices ({reason}): {unseen}")
-
-
+# ------------------------------------------------------------------------------------------------ what is not known
 def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
     """Return why a weight may hold several matrices, by its names and by what reads it, or "".
 
     The reader is looked for among the layers that are declared after this one, in the smallest module around it that has
     any other. A norm of the outputs counts as one that reads all of them.
     """
-    path = place.path.lower()
+    path = place.whole.module.lower()
     if outputs < 2 or getattr(place.module, "groups", 1) > 1:
         return ""
     if found := FUSED.search(path):
         return f"{found.group()} is in its name"
-    leaf, role = path.rpartition(".")[2], role_of(place.name, place.parents)
+    leaf, role = path.rpartition(".")[2], role_of(place.whole.name, place.parents)
     before, after = _neighbours(place)
     read_by_layers = {takes for _, takes, norm in after if not norm}
     if outputs not in {takes for _, takes, _ in after}:
@@ -219,6 +259,9 @@ def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
         return "a gate is in its name"
     three = role == "attention" and outputs == 3 * inputs
     return "three times as many outputs as inputs, in attention" if three else ""
+
+
+Width = tuple[int, int, bool]  # outputs and inputs of a layer, and whether it is a norm
 
 
 def _neighbours(place: Place) -> tuple[list[Width], list[Width]]:
@@ -240,52 +283,26 @@ def _neighbours(place: Place) -> tuple[list[Width], list[Width]]:
     return [], []
 
 
-def _of_experts(place: Place) -> Layout | None:
-    """Return the layout of routers and of stacks of experts in transformers, by what their modules say of themselves."""
-    module, name = place.module, place.attribute
-    if not type(module).__module__.startswith("transformers."):
+# ------------------------------------------------------------------------------------------------ modules
+def outputs_of(module: nn.Module) -> tuple[int, int] | None:
+    """Return (outputs, inputs) of a Linear, a convolution, or transformers' Conv1D with a weight of its own, else None."""
+    weight = module._parameters.get("weight")
+    if weight is None or weight.dim() < 2:
         return None
-    if place.parameter.dim() == 2:
-        router = name == "weight" and "Router" in type(module).__name__
-        return Layout(kind="router", why="router of experts") if router else None
-    transposed = getattr(module, "is_transposed", None)
-    if transposed is None or name not in ("gate_up_proj", "up_proj", "down_proj"):
-        return None
-    if name != "gate_up_proj":
-        return Layout(transposed=transposed, kind="expert", why="one expert")
-    half = place.parameter.shape[2 if transposed else 1] // 2
-    out = "" if module.is_concatenated else INTERLEAVED
-    halves = in_order({"gate": half, "up": half})
-    return Layout(halves, transposed, kind="expert", why="gate or up half of one expert", why_out=out)
+    first, second = weight.shape[:2]
+    if is_transposed(module) or isinstance(module, conv._ConvTransposeNd):
+        return second * getattr(module, "groups", 1), first
+    if isinstance(module, conv._ConvNd):
+        return first, second * module.groups
+    return (first, second) if isinstance(module, nn.Linear) and weight.dim() == 2 else None
 
 
-def _declared(place: Place, rows: int) -> Parts:
-    """Return the parts that the user's `fused_rows` declares: a name and a number of rows for each."""
-    declared: Any = place.module.fused_rows
-    if not isinstance(declared, Mapping) or not all(
-        type(size) is int and size > 0 for size in declared.values()
-    ):
-        raise UserError(
-            f"fused_rows of {place.name!r} is {declared!r}: give a dict of part and number of rows, "
-            'as in {"q": 768, "k": 128, "v": 128}'
-        )
-    if sum(declared.values()) != rows:
-        sizes = " + ".join(f"{name} {size}" for name, size in declared.items())
-        raise UserError(
-            f"{place.name!r} has {rows} output rows, but its parts add up to {sum(declared.values())} ({sizes}): "
-            "correct fused_rows on the module"
-        )
-    return in_order({str(name): size for name, size in declared.items()})
+def is_transposed(module: nn.Module) -> bool:
+    """Return whether the module is transformers' Conv1D, which stores (in, out)."""
+    return hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
 
 
-def _prove(place: Place, parts: Parts, traced: Traced | None) -> None:
-    """Raise UserError if the example shows that rows of one declared part are used in different ways."""
-    seen = traced.parts.get(id(place.parameter), ()) if traced is not None else ()
-    used = {row: name for name, rows in seen for row in each_row(rows)}
-    for name, rows in parts:
-        uses = {used[row] for row in each_row(rows)} if used else set()
-        if len(uses) > 1:
-            raise UserError(
-                f"fused_rows of {place.name!r}: the example shows that the rows called {name!r} belong to "
-                f"{shorten(sorted(uses))}; correct fused_rows, or delete it to cut the weight as the example shows"
-            )
+def class_name(module: nn.Module) -> str:
+    """Return the name of the class that the user wrote, without the prefix FSDP that FSDP2 adds."""
+    name = type(module).__name__
+    return name.removeprefix("FSDP") if name.startswith("FSDP") and len(type(module).__mro__) > 2 else name

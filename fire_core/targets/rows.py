@@ -20,8 +20,8 @@ from fire_core.targets.labels import constant, core, numbered
 from fire_core.targets.trace import Known, Operation, Product, Source, Trace, combined
 
 FACTORS = {"mul", "div", "addcmul", "addcdiv"}
-Rows = slice | tuple[int, ...]
-Parts = tuple[tuple[str, Rows], ...]
+Parts = tuple[tuple[str, range | tuple[int, ...]], ...]
+Use = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def trace_rows(model: nn.Module, example: Any) -> Traced:
     reached = [source.weights for _, source in trace.sources(output) if not source.weights & trace.heard]
     return Traced(
         parts={key: cut for key, cut in parts.items() if key not in unclear},
-        whole=frozenset(id(weight) for weight in weights) - unclear.keys() - parts.keys(),
+        whole=frozenset(id(weights[number]) for number in trace.followed) - unclear.keys() - parts.keys(),
         unclear=unclear,
         heads=frozenset(id(weights[number]) for number in frozenset().union(*reached)),
     )
@@ -70,19 +70,20 @@ class RowTrace(Trace):
     """Follows the rows of weights.
 
     Attributes:
-        uses: (kind, number, factor, rows) of rows that are one factor (0, 1, 2) of a "product" of activations, of
-            "attention" or of a "gate", by its number; a factor of the product with such a product is one of "values", with
-            the number of the latter. sums: pairs of rows that are added. unclear: weight -> what its rows cannot be
-            followed through. heard: weights whose outputs another one reads.
+        uses: row -> (kind, number, factor) of each "product" of activations, "attention" or "gate", by its number, of which
+            it is a factor (0, 1, 2); a factor of the product with such a product is one of "values", with the number of the
+            latter. sums: pairs of rows that are added. unclear: weight -> what its rows cannot be followed through.
+            followed: weights whose rows a product was seen to use. heard: weights whose outputs another one reads.
     """
 
     def __init__(self, weights: list[nn.Parameter]) -> None:
         super().__init__()
         self.weights = weights
-        self.uses: list[tuple[str, int, int, Tensor]] = []
+        self.uses: dict[int, set[Use]] = defaultdict(set)
         self.sums: list[Tensor] = []
         self.unclear: dict[int, str] = {}
         self.heard: set[int] = set()
+        self.followed: set[int] = set()
         for number, weight in enumerate(weights):
             rows = numbered(number, [len(weight), *[1] * (weight.ndim - 1)], weight).expand(weight.shape)
             self._sources[weight] = Source(rows, weights=frozenset([number]), is_weight=True)
@@ -98,18 +99,19 @@ class RowTrace(Trace):
         if weight is None:
             return Source(weights=heard)
         self.heard |= heard
-        weights, sizes = weight.weights, product.sizes(result)
-        if product.name != "convolution":
-            rows = constant(weight.labels, [0, product.side] if product.stacked else [product.side])
-        elif product.operands[1].shape[1] > 1 or len(product.operands[1]) != product.operands[0].shape[1]:
-            rows = constant(weight.labels, [int(product.args[6])])  # 1 in a transposed convolution
-        else:  # channels of the input stay apart
-            rows, weights = constant(reads[0][1].labels, [1]), weights | heard
-            if rows is None:
-                self.lose("a depthwise convolution", [(result, reads[0][1])])
-        fits = rows is not None and rows.numel() == torch.Size(sizes).numel()
-        labels = rows.reshape(sizes).expand(result.shape) if rows is not None and fits else None
-        return Source(labels, weights=weights)
+        followed, through, weights = weight, product.name, weight.weights
+        dims, sizes = [0, product.side] if product.stacked else [product.side], product.sizes(result)
+        if product.name == "convolution":
+            dims = [int(product.args[6])]  # 1 if it is transposed
+            if product.operands[1].shape[1] == 1 and len(product.operands[1]) == product.operands[0].shape[1]:
+                followed, through = reads[0][1], "a depthwise convolution"  # its channels stay apart
+                weights, dims = weights | heard, [1]
+        rows = constant(followed.labels, dims)
+        if rows is None or rows.numel() != torch.Size(sizes).numel():
+            self.lose(through, [(result, followed)])
+            return Source(weights=weights)
+        self.followed |= weight.weights
+        return Source(rows.reshape(sizes).expand(result.shape), weights=weights)
 
     def attention(self, operation: Operation, known: Known) -> Source:
         for factor, tensor in enumerate(operation.args[:3]):
@@ -156,9 +158,9 @@ class RowTrace(Trace):
         return combined(known)
 
     def _use(self, kind: str, factor: int, rows: Tensor | None, number: int | None = None) -> None:
-        if rows is not None:
-            number = self.operations if number is None else number
-            self.uses.append((kind, number, factor, core(rows).unique()))
+        number = self.operations if number is None else number
+        for row in [] if rows is None else core(rows).unique().tolist():
+            self.uses[row].add((kind, number, factor))
 
     def parts(self) -> dict[int, Parts]:
         """Return the parts of weights whose rows have different uses; rows that are added to each other have the same."""
@@ -169,35 +171,35 @@ class RowTrace(Trace):
                 row = other
             return row
 
-        for pair in self.sums:
-            for a, b in pair.T.tolist():
+        for pairs in self.sums:
+            for a, b in pairs.T.tolist():
                 first, second = sorted((root(a), root(b)))
                 above[second] = first
-        uses: dict[int, set[tuple[str, int, int]]] = defaultdict(set)
-        for kind, number, factor, rows in self.uses:
-            for row in rows.tolist():
-                uses[root(row)].add((kind, number, factor))
+        uses: dict[int, set[Use]] = defaultdict(set)
+        for row, found in self.uses.items():
+            uses[root(row)] |= found
         parts: dict[int, Parts] = {}
         for number, weight in enumerate(self.weights):
             of = [frozenset(uses.get(root(number << 32 | row), ())) for row in range(len(weight))]
-            names = {each: _role(each, self.softened) for each in of}
+            names = {each: self._role(each) for each in of}
             if not all(names.values()):
                 names = {each: f"part {i}" for i, each in enumerate(names)}
             groups: dict[str, list[int]] = defaultdict(list)
             for row, each in enumerate(of):
                 groups[names[each]].append(row)
             if len(groups) > 1:
-                parts[id(weight)] = tuple((name, _as_slice(members)) for name, members in groups.items())
+                parts[id(weight)] = tuple((name, _in_order(rows)) for name, rows in groups.items())
         return parts
 
+    def _role(self, uses: frozenset[Use]) -> str:
+        """Return "q", "k" or "v" for rows that are used as such, be it in several products (a loop over heads), else ""."""
+        roles = {"qkv"[factor] for kind, _, factor in uses if kind == "attention"}
+        soft = [(kind, factor) for kind, number, factor in uses if number in self.softened]
+        roles |= {"qk"[factor] for kind, factor in soft if kind == "product"}
+        roles |= {"v" for kind, _ in soft if kind == "values"}
+        return roles.pop() if len(roles) == 1 else ""
 
-def _role(uses: frozenset[tuple[str, int, int]], softened: set[int]) -> str:
-    """Return "q", "k" or "v" for rows that are used as such, be it in several products (a loop over heads), else ""."""
-    roles = {"qkv"[factor] for kind, _, factor in uses if kind == "attention"}
-    roles |= {"qk"[factor] for kind, number, factor in uses if kind == "product" and number in softened}
-    roles |= {"v" for kind, number, _ in uses if kind == "values" and number in softened}
-    return roles.pop() if len(roles) == 1 else ""
 
-
-def _as_slice(rows: list[int]) -> Rows:
-    return slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else tuple(rows)
+def _in_order(rows: list[int]) -> range | tuple[int, ...]:
+    ordered = range(rows[0], rows[-1] + 1)
+    return ordered if len(ordered) == len(rows) else tuple(rows)

@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fire_core.targets.walk import identity
+
 TABLES = re.compile(
     r"emb|code_?book|vocab|look_?up|dictionary|word_?vec"  # anywhere in the path
     r"|(?:^|\.)(?:wte|wpe|tok|tokens?|pos|positions?|table|shared|relative_attention_bias)\.weight$"
@@ -25,7 +27,6 @@ OUTPUTS = re.compile(
     r"(?:^|\.)(?:lm_head|embed_out|output_projection|head|head_dist|classifier|score|qa_outputs)(?:\.(?:\d+|fc))?\.weight$"
 )
 TALL = 8  # times as many rows as columns: wider than the feed-forward layers of common models
-EITHER_WAY = ("c_fc", "c_proj")
 CONVOLUTIONS: dict[int, Any] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
 
 
@@ -35,14 +36,10 @@ def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:
     Other tensors (counters, masks) and running statistics of norm layers are left out. Tensors over the same memory
     with the same shape become one parameter. The module has no forward pass.
     """
-    known = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if tensor.is_floating_point() and not name.endswith(("running_mean", "running_var"))
-    }
-    memory = {n: n if t.is_meta else (t.data_ptr(), t.shape, t.stride()) for n, t in known.items()}
-    holders, tables = Counter(memory.values()), _tables(known)
-    layers: dict[str, nn.Module] = {}
+    statistics = ("running_mean", "running_var")
+    known = {n: t for n, t in tensors.items() if t.is_floating_point() and not n.endswith(statistics)}
+    memory, tables = {name: identity(tensor) for name, tensor in known.items()}, _tables(known)
+    holders, layers = Counter(memory.values()), dict[str, nn.Module]()
     for name, tensor in known.items():
         path, _, attribute = name.rpartition(".")
         if name in tables and holders[memory[name]] > 1:  # the Linear that holds the same weight decides
@@ -52,10 +49,9 @@ def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:
     root, shared = nn.Module(), dict[object, nn.Parameter]()
     for name, tensor in known.items():
         *words, attribute = name.split(".")
-        module: nn.Module = root
+        module: Any = root
         for depth, word in enumerate(words, start=1):
-            layer = layers.get(".".join(words[:depth]), nn.Module())
-            module = module._modules.setdefault(word, layer)  # type: ignore[assignment]
+            module = module._modules.setdefault(word, layers.get(".".join(words[:depth]), nn.Module()))
         parameter = nn.Parameter(tensor, requires_grad=False)
         module._parameters[attribute] = shared.setdefault(memory[name], parameter)
     return root
@@ -85,15 +81,16 @@ def _tables(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def _layer(word: str, tensor: Tensor, unclear: str) -> nn.Module:
     """Return the layer, with a weight to be replaced, that has a weight of this shape and this last word of its path."""
-    if tensor.dim() == 2 and word in EITHER_WAY and not unclear:
-        unclear = "stored as (in, out) by GPT-2, (out, in) by others"
-    if tensor.dim() in CONVOLUTIONS and tensor.shape[1] == 1 and not unclear:
-        unclear = "one input channel: a depthwise convolution or a grey image"
-    if tensor.dim() == 2 and not unclear:
+    dim = tensor.dim()
+    if dim == 2 and word in ("c_fc", "c_proj"):
+        unclear = unclear or "stored as (in, out) by GPT-2, (out, in) by others"
+    if dim in CONVOLUTIONS and tensor.shape[1] == 1:
+        unclear = unclear or "one input channel: a depthwise convolution or a grey image"
+    if dim == 2 and not unclear:
         return nn.Linear(1, 1, bias=False, device="meta")
-    if tensor.dim() in CONVOLUTIONS and not unclear:
-        return CONVOLUTIONS[tensor.dim()](tensor.shape[1], 1, 1, bias=False, device="meta")
-    layer = nn.Module()
+    if dim in CONVOLUTIONS and not unclear:
+        return CONVOLUTIONS[dim](tensor.shape[1], 1, 1, bias=False, device="meta")
+    layer: Any = nn.Module()
     if unclear:
-        layer.cannot_tell = f"{unclear}, which a file does not show (pass --model)"  # type: ignore[assignment]
+        layer.cannot_tell = f"{unclear}, which a file does not show (pass --model)"
     return layer

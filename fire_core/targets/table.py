@@ -1,8 +1,7 @@
 """The table of targets of a model, the roles of targets in their network, and rules that choose among them.
 
 A *target* is one matrix inside a parameter: the weight of a Linear layer, one spatial tap of a convolution, the q of a
-fused q/k/v, one expert, one critic of an ensemble. `walk` finds the targets of a model; `architectures` knows how fused
-layers are divided.
+fused q/k/v, one expert, one critic of an ensemble. `walk` finds the targets of a model.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ WORDS = (
 Q, O, MLP, MLP_LAYERS = (frozenset(words.split()) for words in WORDS)
 K = {name.replace("queries", "keys").replace("query", "key").replace("q", "k") for name in Q}
 V = {name.replace("queries", "values").replace("query", "value").replace("q", "v") for name in Q}
+PROJECTIONS = {"q": Q, "k": K, "v": V, "o": O}
 ATTENTION = ("q", "k", "v", "o", "attention")
 
 
@@ -39,18 +39,13 @@ def role_of(name: str, parents: tuple[nn.Module, ...]) -> str:
     model's, or by a q and a k in one module. A "value" or "q" without a k is usually a head in reinforcement learning.
     A feed-forward block is recognised by the usual component and layer names.
     """
-    path = re.sub(r"\[.*", "", name).split(".")
-    leaf = path[-1] if path[-1] != "weight" else (path[-2] if len(path) > 1 else "")
-    around = [part.lower() for part in path] + [type(parent).__name__.lower() for parent in parents[1:]]
+    path = name.lower().removesuffix(".weight").split(".")
+    around = (*path, *(type(parent).__name__.lower() for parent in parents[1:]))
     beside = {n.lower() for module in parents[-2:] for n in (*module._modules, *module._parameters)}
     if any("attn" in word or "attention" in word for word in around) or (beside & Q and beside & K):
-        for role, words in (("q", Q), ("k", K), ("v", V)):
-            if leaf.lower() in words:
-                return role
-        return "o" if leaf.lower() in O or "to_out" in path else "attention"
-    if leaf.lower() in MLP_LAYERS or any(part.lower() in MLP for part in path):
-        return "mlp"
-    return ""
+        known = (role for role, words in PROJECTIONS.items() if path[-1] in words)
+        return next(known, "o" if "to_out" in path else "attention")
+    return "mlp" if path[-1] in MLP_LAYERS or not MLP.isdisjoint(path) else ""
 
 
 @dataclass(frozen=True)
@@ -75,10 +70,10 @@ class Target:
 
     name: str
     parameter: str
-    kind: str
-    scale: float
-    included: bool
-    reason: str
+    kind: str = ""
+    scale: float = 1.0
+    included: bool = False
+    reason: str = ""
     index: tuple = ()
     transposed: bool = False
     shape: tuple = ()
@@ -131,24 +126,18 @@ class TargetTable(list):
         return list(dict.fromkeys(target.parameter for target in self.included))
 
     def __str__(self) -> str:
-        merged: dict[tuple, list[str]] = {}
+        lines: dict[tuple, list[str]] = {}  # what is printed as one -> parts
         for target in self:
             if target.kind not in ("bias", "norm"):
                 name, _, part = target.name.rstrip("]").partition("[")
-                parameter = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-                key = (target.included, parameter, target.shape, target.kind, target.reason)
-                merged.setdefault(key, []).append(part)
+                state, name = "in" if target.included else "out", re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+                lines.setdefault((state, name, target.shape, target.kind, target.reason), []).append(part)
         rows = []
-        for (included, parameter, shape, _, reason), members in merged.items():
+        for (state, name, shape, _, reason), members in lines.items():
             parts = list(dict.fromkeys(members))
             part = ", ".join(parts) if len(parts) <= 3 else f"{parts[0]} .. {parts[-1]}"
-            row = {"": "in" if included else "out", "parameter": parameter, "part": part}
-            row |= {
-                "matrices": len(members) if shape else 0,
-                "shape": "x".join(map(str, shape)),
-                "why": reason,
-            }
-            rows.append(row)
+            values = (state, name, part, len(members) if shape else 0, "x".join(map(str, shape)), reason)
+            rows.append(dict(zip(("", "parameter", "part", "matrices", "shape", "why"), values)))
         weights = sum(target.shape[0] * target.shape[1] for target in self.included)
         vectors = sum(target.kind in ("bias", "norm") for target in self)
         count = f"{len(self.included)} matrices with {weights:,} weights are in"
@@ -182,9 +171,7 @@ def shorten(words: Sequence[str], limit: int = 8) -> str:
     return ", ".join(words[:limit]) + more
 
 
-Test = Callable[[Target], bool]
-
-PRESETS: dict[str, Test] = {
+PRESETS: dict[str, Callable[[Target], bool]] = {
     "all": lambda t: True,
     "linear": lambda t: t.kind != "conv",
     "conv": lambda t: t.kind == "conv",
@@ -205,82 +192,77 @@ def choose(
         raise UserError(f"{owner} has no matrix to treat ({reasons})")
     if targets == "all":
         return table
-    chosen = selector(table, targets)
+    chosen = {target.name for target in select(table, targets)}
     text = targets if isinstance(targets, str) else getattr(targets, "__name__", str(targets))
     out = {"included": False, "reason": f"not chosen by targets={text}"}
-    result = TargetTable(replace(t, **out) if t.included and not chosen(t) else t for t in table)
+    result = TargetTable(replace(t, **out) if t.included and t.name not in chosen else t for t in table)
     if not result.included:
         raise UserError(f"targets={targets!r} leaves no matrix in; names that exist: {shorten(names(table))}")
     return result
 
 
-def selector(table: TargetTable, rule: object, *, matrices_only: bool = True) -> Test:
-    """Return the rule as a test of one target. Raises UserError for a pattern that matches nothing in `table`."""
+def select(table: TargetTable, rule: object, *, matrices_only: bool = True) -> list[Target]:
+    """Return the targets of the rule: matrices, and else also what else its patterns match.
+
+    Raises UserError for what is not a rule, and for a pattern that matches nothing in `table`.
+    """
     if callable(rule):
-        chosen = rule
-        return lambda target: target.included and bool(chosen(target))
-    if isinstance(rule, Sequence) and rule and all(isinstance(item, Target) for item in rule):
-        rule = [item.name for item in rule if item.included] or [item.name for item in rule]
-    items = split_rule(rule)
+        return [target for target in table.included if rule(target)]
+    parts = re.split(r",(?![^\[]*\])", rule) if isinstance(rule, str) else rule  # "0.weight[1,2]" is one name
+    items: list[Any] = list(parts) if isinstance(parts, Iterable) else []
+    if all(isinstance(item, Target) for item in items):
+        items = [item.name for item in items if item.included] or [item.name for item in items]
+    items = [item.strip() if isinstance(item, str) else "" for item in items]
+    if not items or "" in items:
+        raise UserError(
+            f"targets={rule!r} is not a rule: give a preset ({', '.join(PRESETS)}), a pattern, a list of them, or a callable"
+        )
     if len(items) > 1:  # "no_head" beside other entries takes away, as "-head" does
         negated = {f"no_{name}": f"-{name}" for name in PRESETS}
         items = [negated.get(item, item) for item in items]
     wanted = [item for item in items if not item.startswith("-")] or ["all"]
-    takes = [_test(table, item, matrices_only) for item in wanted]
-    leaves = [_test(table, item[1:], matrices_only=False) for item in items if item.startswith("-")]
-    return lambda target: any(test(target) for test in takes) and not any(test(target) for test in leaves)
+    taken = {t.name for item in wanted for t in _hits(table, item, matrices_only)}
+    left = {t.name for item in items if item.startswith("-") for t in _hits(table, item[1:], False)}
+    return [target for target in table if target.name in taken - left]
 
 
-def split_rule(rule: object) -> list[str]:
-    """Return the items of a comma-separated string or a sequence of strings. Raises UserError for empty ones."""
-    parts = re.split(r",(?![^\[]*\])", rule) if isinstance(rule, str) else rule  # "0.weight[1,2]" is one name
-    if not isinstance(parts, Sequence) and not hasattr(parts, "__iter__"):
-        raise UserError(
-            f"targets={rule!r} is not a rule: give a preset, a pattern, a list of them, or a callable"
-        )
-    items = list(parts)  # type: ignore[arg-type]
-    if wrong := [item for item in items if not isinstance(item, str)]:
-        raise UserError(f"targets={rule!r}: {wrong[0]!r} is not a rule; give names or patterns")
-    items = [item.strip() for item in items]
-    if not items or not all(items):
-        raise UserError(f"targets={rule!r} is empty: give a preset ({', '.join(PRESETS)}) or a pattern")
-    return items
-
-
-def _test(table: TargetTable, item: str, matrices_only: bool) -> Test:
-    preset = PRESETS.get(item.removeprefix("no_"))
-    if preset is not None:
+def _hits(table: TargetTable, item: str, matrices_only: bool) -> list[Target]:
+    """Return the targets of one preset or pattern."""
+    if preset := PRESETS.get(item.removeprefix("no_")):
         if preset is PRESETS["head"] and not table.head_known:
             raise UserError(
                 f"targets: {item!r} needs the output layers, and which they are is not known: set is_head = True on each, "
                 "give find_targets an example, or name them"
             )
-        return lambda target: target.included and preset(target) == (item in PRESETS)
+        return [target for target in table.included if preset(target) == (item in PRESETS)]
     hits = [target for target in table if _matches(target, item)]
     if not hits:
-        raise UserError(f"targets: {item!r} matches nothing; {_nearest(table, item)}")
+        existing = names(table)
+        known = [
+            *PRESETS,
+            *(f"no_{name}" for name in PRESETS),
+            *(t.module for t in table if t.module),
+            *existing,
+        ]
+        near = difflib.get_close_matches(item, dict.fromkeys(known), n=4, cutoff=0.6)
+        nearest = f"nearest: {', '.join(near)}; " if near else ""
+        raise UserError(
+            f"targets: {item!r} matches nothing; {nearest}names that exist: {shorten(existing)}; "
+            f"presets: {', '.join(PRESETS)}"
+        )
     if matrices_only and not any(target.included for target in hits):
         raise UserError(f"targets: {item!r} matches only {hits[0].name}, which is out: {hits[0].reason}")
-    return lambda target: (target.included or not matrices_only) and _matches(target, item)
+    return [target for target in hits if target.included or not matrices_only]
 
 
 def _matches(target: Target, pattern: str) -> bool:
     """Return whether the pattern matches the target, its parameter (by any of its names), or a module around it."""
     whole, _, label = target.name.rstrip("]").partition("[")
-    parts = (
+    parts = [
         part for part in label.split(",") if not part.isdigit()
-    )  # q of "q,0,2", a tap of a fused convolution
+    ]  # q of "q,0,2", a tap of a fused convolution
     candidates = {target.name, *(f"{whole}.{part}" for part in (label, *parts))}
     for alias in (target.parameter, *target.aliases):
         words = alias.split(".")
         candidates.update(".".join(words[:length]) for length in range(1, len(words) + 1))
     return any(name == pattern or fnmatchcase(name, pattern) for name in candidates)
-
-
-def _nearest(table: TargetTable, item: str) -> str:
-    existing = names(table)
-    presets = [*PRESETS, *(f"no_{name}" for name in PRESETS)]
-    modules = dict.fromkeys(target.module for target in table if target.module)
-    near = difflib.get_close_matches(item, [*presets, *modules, *existing], n=4, cutoff=0.6)
-    nearest = f"nearest: {', '.join(near)}; " if near else ""
-    return f"{nearest}names that exist: {shorten(existing)}; presets: {', '.join(PRESETS)}"

@@ -1,8 +1,7 @@
 """What one run of a net shows: of which unit, or of which row of which weight, each entry of each tensor is made.
 
-Labels follow the entries of tensors through whatever moves them (reshapes, concatenations, pools) and through elementwise
-functions. PyTorch tells which operations are elementwise; what an operation that is neither elementwise nor a view does with
-labels is found by running it once more on numbers that stand for them.
+Labels follow the entries through elementwise functions, as PyTorch marks them, and views. What any other operation does
+with labels is found by running it once more on numbers that stand for them.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ PRODUCTS = {"mm", "bmm", "mv", "dot", "convolution", *WITH_ADDEND}
 LOOK_UPS = {"embedding", "_embedding_bag"}
 ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention")
 RESHAPES = {"view", "_unsafe_view", "_reshape_alias"}
+UNSAFE_VIEWS = {"_unsafe_view", "unsafe_split", "unsafe_chunk"}
 COPIES = {"_to_copy", "clone", "copy"}
 # elementwise operations that PyTorch does not mark as such
 UNMARKED = {"hardswish", "_prelu_kernel", "log_sigmoid_forward", "rrelu_with_noise", *COPIES}
@@ -46,14 +46,6 @@ class Operation(NamedTuple):
     @property
     def inputs(self) -> list[Tensor]:
         return tensors_in((self.args, self.kwargs))
-
-    @property
-    def is_view(self) -> bool:
-        return self.function.is_view or self.name in ("_unsafe_view", "unsafe_split", "unsafe_chunk")
-
-    @property
-    def is_elementwise(self) -> bool:
-        return torch.Tag.pointwise in self.function.tags or self.name in UNMARKED
 
 
 @dataclass(frozen=True)
@@ -107,10 +99,9 @@ class Product(NamedTuple):
 class Trace(TorchDispatchMode):
     """Context that follows the labels of what depends on the input or on weights, without gradients.
 
-    operations: number of calls so far. softened: numbers of products of two activations that a softmax follows.
-
-    What is labelled, and what becomes of labels that meet or are lost, is decided by the classes that follow the rows of
-    weights (`fire_core.targets.rows`) and the outputs of layers (`fire_core.units.trace`).
+    operations: number of calls so far. softened: numbers of products of two activations that a softmax follows. What is
+    labelled, and what becomes of labels that meet or are lost, is decided by the classes that follow the rows of weights
+    (`fire_core.targets.rows`) and the outputs of layers (`fire_core.units.trace`).
     """
 
     product: Callable[[Product, Tensor], Source]
@@ -161,15 +152,15 @@ class Trace(TorchDispatchMode):
             self._set(result, self.attention(operation, known))
         elif all(source.labels is None for _, source in known):
             self._set(result, combined(known))
-        elif operation.is_view:
-            self._view(operation, known, result)
-        elif operation.is_elementwise:
+        elif function.is_view or name in UNSAFE_VIEWS:
+            self._view(operation, known, tensors_in(result))
+        elif torch.Tag.pointwise in function.tags or name in UNMARKED:
             self._set(result, self.elementwise(operation, known, tensors_in(result)[0].shape))
         elif outputs := tensors_in(result):
             self._other(operation, known, outputs)
         if name == "copy" and known and result._is_view():  # what is in the whole is not followed any more
-            written = self.sources((result._base, result))
-            self._sources[result._base] = self.lose("a write into a part", written)
+            whole = result._base
+            self._sources[whole] = self.lose("a write into a part", self.sources((whole, result)))
         return result
 
     def _set(self, result: Any, source: Source) -> None:
@@ -188,18 +179,16 @@ class Trace(TorchDispatchMode):
             product = Product(name, args, operands, reads, weight, side, stacked)
             self._set(result, self.product(product, result))
 
-    def _view(self, operation: Operation, known: Known, result: Any) -> None:
-        (_, source), parts = known[0], tensors_in(result)
+    def _view(self, operation: Operation, known: Known, parts: list[Tensor]) -> None:
+        source = known[0][1]
         labels: Any = source.labels
         try:
-            if operation.name in RESHAPES:
-                moved = [labels.reshape(parts[0].shape)]
-            else:
-                moved = operation.again(lambda leaf: labels)
+            reshaped = operation.name in RESHAPES
+            moved = [labels.reshape(parts[0].shape)] if reshaped else operation.again(lambda leaf: labels)
             for part, each in zip(parts, moved, strict=True):
                 self._sources[part] = replace(source, labels=compact(each))
         except RuntimeError:  # a view of complex numbers, or by strides
-            self._set(result, self.lose(operation.name, known))
+            self._set(parts, self.lose(operation.name, known))
 
     def _other(self, operation: Operation, known: Known, outputs: list[Tensor]) -> None:
         """Follow labels through an operation that is neither elementwise nor a view."""
@@ -256,11 +245,9 @@ def tensors_in(tree: Any) -> list[Tensor]:
 def through_any(operation: Operation, labels_of: Callable[[Tensor], Tensor]) -> list[Tensor | None]:
     """Return the labels of the results: run the operation on numbers r and s of the labels, and look up the ratio r/s.
 
-    r rises and s falls with a random number u of each label, so the ratio is that of one label where an entry is a
-    sum, mean or maximum of entries of one unit, and of no label, but for a chance of 1e-10 for each, elsewhere.
-    Raises RuntimeError, TypeError or ValueError if the operation takes no such numbers.
-
-    labels_of: function from an input of the operation to its labels.
+    labels_of: function from an input of the operation to its labels. r rises and s falls with a random number u of each,
+    so the ratio is that of one label where an entry is a sum, mean or maximum of entries of one unit, and of no label, but
+    for a chance of 1e-10 for each, elsewhere. Raises RuntimeError, TypeError or ValueError if it takes no such numbers.
     """
     inputs = [core(labels_of(leaf)).flatten() for leaf in operation.inputs]
     labels = torch.cat([*inputs, *(inputs[0].new_full((1,), value) for value in (MIXED, OUTSIDE))]).unique()
@@ -278,8 +265,7 @@ def through_any(operation: Operation, labels_of: Callable[[Tensor], Tensor]) -> 
     def label(rising: Tensor, falling: Tensor) -> Tensor:
         ratio = rising / falling
         found = ((2 * ratio - 1) / (1 + ratio)).contiguous()  # (1 + u) / (2 - u) = ratio
-        above = torch.searchsorted(values, found).clamp_max(len(u) - 1)
-        near = torch.where((values[above] - found).abs() < 1e-10, above, (above - 1).clamp_min(0))
+        near = torch.searchsorted(values, found - 1e-10).clamp_max(len(u) - 1)
         known = labels[order[near]].where((values[near] - found).abs() < 1e-10, MIXED)
         return compact(known.where((rising != 0) | (falling != 0), OUTSIDE))  # padding
 

@@ -1,4 +1,4 @@
-"""The targets of a model: the place of every parameter, and how each is cut into matrices, one function per kind of layer.
+"""The targets of a model: every parameter in its place, cut into matrices as `architectures` tells.
 
 Your own model can declare what no rule can know: `layer.fused_rows = {"q": 768, "k": 128, "v": 128}` splits the rows of a
 Linear or the output channels of a convolution, `module.stacked_matrices = True` makes the 3-D parameters of a module
@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import conv
 from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
-from fire_core.targets.architectures import NORMS, Layout, Place, class_name, each_row, layout_of
-from fire_core.targets.rows import Parts, Traced, trace_rows
-from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, selector, shorten
+from fire_core.targets.architectures import NORMS, Layout, Place, class_name, layout_of, left_out
+from fire_core.targets.rows import Traced, trace_rows
+from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, select, shorten
 
-WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
 TOKENS = "pos_embed cls_token dist_token reg_token position_embedding mask_token class_embedding"
 ADDED = set(TOKENS.split())
 EVERYTHING = slice(None)
@@ -32,9 +32,9 @@ OF_ZERO = (
     "deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)"
 )
 OF_FSDP1 = "cut by FullyShardedDataParallel: call this inside summon_full_params(model, writeback=True), or use FSDP2"
-REPARAMETRISED = "beside the weight: a gain, or part of a reparametrised weight (weight_norm): remove the reparametrisation"
-DEPTHWISE = "depthwise convolution: each filter sees one channel, so there is no matrix"
-TABLE = "embedding table: rows are looked up, not multiplied (tied to no Linear)"
+LORA = "low-rank adapter: the product B A is the update, neither factor is a layer's matrix"
+PARAMETRISED = "parametrised weight: remove the parametrisation, or treat it where it is computed"
+FROZEN = "frozen (requires_grad is False while other parameters train)"
 
 
 def find_targets(
@@ -71,8 +71,7 @@ def match_parameters(model: nn.Module, rule: str | Sequence[str] | Callable[[Tar
     Raises: UserError if the rule matches nothing.
     """
     table = list_targets(model)
-    chosen = selector(table, rule, matrices_only=False)
-    modules = {target.module for target in table if chosen(target)}
+    modules = {target.module for target in select(table, rule, matrices_only=False)}
     if not modules:
         raise UserError(f"rule {rule!r} names no parameter; names that exist: {shorten(names(table))}")
     matched = {target.parameter for target in table if target.module in modules}
@@ -92,195 +91,98 @@ def list_targets(model: nn.Module, *, example: Any = None) -> TargetTable:
         for attribute, parameter in module._parameters.items():
             if isinstance(parameter, UninitializedParameter):
                 name = f"{path}.{attribute}".lstrip(".")
-                raise UserError(
-                    f"parameter {name!r} is lazy and not initialised: run one batch through the model first"
-                )
+                raise UserError(f"parameter {name!r} is lazy: run one batch through the model first")
             if parameter is not None:
                 owners.setdefault(identity(parameter), []).append((path, attribute))
     heads, table = _heads(model, modules, traced), TargetTable()
     table.head_known = heads is not None
-    found = [_place(modules, owned, heads or set()) for owned in owners.values()]
-    some_train = any(place.parameter.requires_grad for place in found)
-    refuse_overlaps({place.parameter_name: place.parameter for place in found})
-    for place in found:
-        for target in _split(place, traced):
-            if target.included and some_train and not place.parameter.requires_grad:
-                reason = "frozen (requires_grad is False while other parameters train)"
-                target = replace(target, included=False, reason=reason)
-            table.append(target)
+    places = [_place(modules, owned, heads or set()) for owned in owners.values()]
+    refuse_overlaps({place.whole.parameter: place.parameter for place in places})
+    some_train = any(place.parameter.requires_grad for place in places)
+    for place in places:
+        frozen = some_train and not place.parameter.requires_grad
+        for target in _targets(place, _without_matrix(place) or layout_of(place, traced)):
+            leave = frozen and target.included
+            table.append(replace(target, included=False, reason=FROZEN) if leave else target)
     return table
-
-
-def _target(
-    place: Place, kind: str, reason: str, *, part: str = "", label: str = "", taps: int = 1, **block: Any
-) -> Target:
-    """Return the target of one parameter without matrices, or of one `block` of it, which is included.
-
-    part: of a fused layer; "q", or "q.0" head by head, is its role. label: what the target's name has in brackets.
-    """
-    shape, role = block.get("shape", ()), role_of(place.name, (*place.parents, place.module))
-    if part.split(".")[0] in ATTENTION:
-        role = part.split(".")[0]
-    elif part and role in ATTENTION:
-        role = "attention"
-    elif place.head:
-        role = "head"
-    return Target(
-        name=f"{place.name}[{label}]" if label else place.name,
-        parameter=place.parameter_name,
-        kind=kind,
-        scale=math.sqrt(shape[0] / shape[1]) / taps if shape else 1.0,
-        included=bool(block),
-        reason=reason,
-        role=role,
-        module=place.path,
-        aliases=place.aliases,
-        tied=place.tied,
-        **block,
-    )
-
-
-def _split(place: Place, traced: Traced | None) -> Iterator[Target]:
-    """Yield the targets in one parameter: at least one, included or not."""
-    module, dim, is_weight = place.module, place.parameter.dim(), place.attribute == "weight"
-    if (skipped := _skipped(place)) is not None:
-        yield _target(place, *skipped)
-    elif (layout := layout_of(place, traced)).why_out:
-        yield _target(place, layout.kind, layout.why_out)
-    elif dim == 3 and getattr(module, "stacked_matrices", False):
-        transposed, why = module.stacked_matrices == "in_out", f"one member of {class_name(module)}"
-        yield from _blocks(place, Layout(transposed=transposed, kind="ensemble", why=why))
-    elif isinstance(module, conv._ConvNd) and is_weight:
-        fused = layout.parts and (module.groups > 1 or isinstance(module, conv._ConvTransposeNd))
-        if module.groups > 1 and module.in_channels == module.groups:
-            yield _target(place, "conv", DEPTHWISE)
-        elif fused:
-            yield _target(place, "conv", "fused parts of a grouped or transposed convolution are not known")
-        else:
-            yield from _taps(place, module, layout)
-    elif layout.why and dim in (2, 3):
-        yield from _blocks(place, layout)
-    elif isinstance(module, nn.Linear | conv._ConvNd) and not is_weight:
-        yield _target(place, "other", REPARAMETRISED)
-    elif isinstance(module, nn.Linear) and dim == 2:
-        yield from _blocks(place, replace(layout, why=f"weight of {class_name(module)}"))
-    elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        yield _target(place, "embedding", TABLE)
-    elif hasattr(module, "cannot_tell"):
-        yield _target(place, "unclear", str(module.cannot_tell))
-    else:
-        declared = {3: "stacked_matrices", 2: "fused_rows" if is_weight else ""}.get(dim, "")
-        advice = f" (set {declared} on the module to put it in)" if declared else ""
-        known = f"{class_name(module)}, not a known layer{advice}"
-        if type(module) is nn.Module:  # of a file: see `skeleton`
-            known = "a layer that a file does not show (pass --model)"
-        yield _target(place, "other", f"{dim}-D parameter of {known}")
-
-
-def _skipped(place: Place) -> tuple[str, str] | None:
-    """Return the kind of a parameter that holds no matrix in any layer, with the reason, or None."""
-    module, parameter, attribute = place.module, place.parameter, place.attribute
-    owners, around = (*place.parents, module), (module, *place.parents[-1:])
-    if not is_plain(parameter) and not hasattr(parameter, "full_tensor"):  # its dtype is that of dequantize()
-        return "other", f"stored as {type(parameter).__name__}: only plain weights can be treated"
-    if getattr(parameter, "ds_shape", parameter.shape) != parameter.shape:
-        return "unclear", OF_ZERO
-    if any(type(each).__name__ == "FullyShardedDataParallel" for each in owners) and parameter.dim() < 2:
-        return "unclear", OF_FSDP1
-    if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
-        return "other", f"stored as {parameter.dtype}: only real floating-point weights can be treated"
-    if parameter.layout is not torch.strided:
-        return "other", f"{parameter.layout}: only dense weights can be treated"
-    if overlaps_itself(parameter):
-        return "other", "expanded or overlapping: several entries share one place in memory"
-    if any(word.startswith("lora_") for word in place.name.split(".")):
-        return "lora", "low-rank adapter: the product B A is the update, neither factor is a layer's matrix"
-    if any(hasattr(owner, "A_log") for owner in around) and not hasattr(module, "fused_rows"):
-        return "state_space", "in a state-space block, whose fused parts are not known"
-    if attribute in ADDED:
-        return "embedding", "learned token or position: added, not multiplied"
-    if "bias" in attribute:
-        return "bias", "bias: a vector"
-    if parameter.numel() == 0:
-        return "other", "empty parameter"
-    if isinstance(module, NORMS) or ("norm" in class_name(module).lower() and parameter.dim() <= 1):
-        return "norm", f"gain of {class_name(module)}"
-    if "parametrizations" in place.name:
-        return "other", "parametrised weight: remove the parametrisation, or treat it where it is computed"
-    return ("scale", f"{parameter.dim()}-D parameter: a vector") if parameter.dim() <= 1 else None
-
-
-def _blocks(place: Place, layout: Layout) -> Iterator[Target]:
-    """Yield the parts of each matrix of a parameter; a 3-D parameter is a stack of matrices."""
-    outputs, inputs = place.parameter.shape[-2:]
-    if layout.transposed:
-        outputs, inputs = inputs, outputs
-    stack = [(i,) for i in range(len(place.parameter))] if place.parameter.dim() == 3 else [()]
-    for lead, (name, rows) in itertools.product(stack, layout.parts or (("", EVERYTHING),)):
-        cut = (*([EVERYTHING] if layout.transposed else []), rows) if name else ()
-        yield _target(
-            place,
-            layout.kind,
-            layout.why,
-            label=",".join([*map(str, lead), *([name] if name else [])]),
-            index=(*lead, *cut),
-            transposed=layout.transposed,
-            shape=(len(each_row(rows)) if name else outputs, inputs),
-            part=name,
-        )
-
-
-def _taps(place: Place, module: conv._ConvNd, layout: Layout) -> Iterator[Target]:
-    """Yield one matrix (out / groups, in / groups) per group, or part of a fused layer, and spatial tap."""
-    shape, groups, transposed = (
-        place.parameter.shape,
-        module.groups,
-        isinstance(module, conv._ConvTransposeNd),
-    )
-    why = f"one tap of {class_name(module)}" + (f", {layout.why}" if layout.parts else "")
-    parts: Parts = layout.parts or (("", slice(0, shape[0])),)
-    if groups > 1:
-        why, first = f"{why}, one group", shape[0] // groups
-        parts = tuple((f"group {g}", slice(g * first, (g + 1) * first)) for g in range(groups))
-    for (part, rows), tap in itertools.product(parts, itertools.product(*map(range, shape[2:]))):
-        sides = (len(each_row(rows)), shape[1])
-        yield _target(
-            place,
-            "conv",
-            why,
-            label=",".join([*([part] if part else []), *map(str, tap)]),
-            taps=math.prod(shape[2:]),
-            index=(rows if part else EVERYTHING, EVERYTHING, *tap),
-            transposed=transposed,
-            shape=sides[::-1] if transposed else sides,
-            part=part if layout.parts else "",
-        )
 
 
 def _place(modules: dict[str, nn.Module], owned: list[tuple[str, str]], heads: set[str]) -> Place:
     """Return the place of one parameter; a tied one is placed in its Linear layer, not its Embedding."""
     path, attribute = min(owned, key=lambda owner: isinstance(modules[owner[0]], nn.Embedding))
-    names, words = [f"{p}.{a}" if p else a for p, a in owned], path.split(".") if path else []
-    module, holders = modules[path], [modules[p] for p, _ in owned]
-    return Place(
-        path=path,
-        attribute=attribute,
-        name=f"{path}.{attribute}" if path else attribute,
-        module=module,
-        parents=tuple(modules[".".join(words[:length])] for length in range(len(words))),
-        parameter=module._parameters[attribute],  # type: ignore[arg-type]
-        parameter_name=names[0],
-        aliases=tuple(dict.fromkeys([*names, *map(unwrapped, names)])),
-        tied=not isinstance(module, nn.Embedding) and any(isinstance(m, nn.Embedding) for m in holders),
-        head=path in heads,
+    module, words = modules[path], path.split(".") if path else []
+    parents = tuple(modules[".".join(words[:length])] for length in range(len(words)))
+    name, *names = (f"{p}.{a}".lstrip(".") for p, a in [(path, attribute), *owned])
+    aliases = tuple(dict.fromkeys([*names, *map(unwrapped, names)]))
+    role = "head" if path in heads else role_of(name, (*parents, module))
+    in_table = any(isinstance(modules[p], nn.Embedding) for p, _ in owned)
+    tied = in_table and not isinstance(module, nn.Embedding)
+    whole = Target(name, names[0], role=role, module=path, aliases=aliases, tied=tied)
+    return Place(module, attribute, module._parameters[attribute], parents, whole)  # type: ignore[arg-type]
+
+
+def _without_matrix(place: Place) -> Layout | None:
+    """Return why a parameter holds no matrix, whatever its layer is, or None."""
+    module, name, kind = place.module, place.whole.name, class_name(place.module)
+    p: Any = place.parameter
+    owners, can = (*place.parents, module), "weights can be treated"
+    plain = is_plain(p) or hasattr(p, "full_tensor")  # the dtype of others is that of dequantize()
+    real = p.dtype.is_floating_point and p.dtype.itemsize >= 2
+    fsdp1 = any(type(m).__name__ == "FullyShardedDataParallel" for m in owners)
+    state_space = any(hasattr(m, "A_log") for m in owners[-2:]) and not hasattr(module, "fused_rows")
+    gain = isinstance(module, NORMS) or (p.dim() <= 1 and "norm" in kind.lower())
+    reasons = (
+        (not plain, "other", f"stored as {type(p).__name__}: only plain {can}"),
+        (getattr(p, "ds_shape", p.shape) != p.shape, "unclear", OF_ZERO),
+        (fsdp1 and p.dim() < 2, "unclear", OF_FSDP1),
+        (not real, "other", f"stored as {p.dtype}: only real floating-point {can}"),
+        (p.layout is not torch.strided, "other", f"{p.layout}: only dense {can}"),
+        (overlaps_itself(p), "other", "expanded or overlapping: several entries share one place in memory"),
+        (".lora_" in f".{name}", "lora", LORA),
+        (state_space, "state_space", "in a state-space block, whose fused parts are not known"),
+        (place.attribute in ADDED, "embedding", "learned token or position: added, not multiplied"),
+        ("bias" in place.attribute, "bias", "bias: a vector"),
+        (p.numel() == 0, "other", "empty parameter"),
+        (gain, "norm", f"gain of {kind}"),
+        ("parametrizations" in name, "other", PARAMETRISED),
+        (p.dim() <= 1, "scale", f"{p.dim()}-D parameter: a vector"),
     )
+    return next((left_out(kind, why) for applies, kind, why in reasons if applies), None)
 
 
-def unwrapped(name: str) -> str:
-    """Return a parameter name without the prefixes of DDP, torch.compile, FSDP and activation checkpointing."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "") if wrapper != "module." else name.removeprefix(wrapper)
-    return name
+def _targets(place: Place, layout: Layout) -> Iterator[Target]:
+    """Yield the matrices of a parameter: each member of a stack, group or part of the rows, and spatial tap."""
+    whole, shape, is_convolution = place.whole, place.parameter.shape, layout.kind == "conv"
+    if not layout.included:
+        yield replace(whole, kind=layout.kind, reason=layout.why)
+        return
+    stack = [(i,) for i in range(shape[0])] if len(shape) == 3 and not is_convolution else [()]
+    taps = list(itertools.product(*map(range, shape[2:]))) if is_convolution else [()]
+    for lead, (part, rows), tap in itertools.product(stack, layout.parts or (("", EVERYTHING),), taps):
+        sides = list(shape[:2] if is_convolution else shape[-2:])
+        side = int(layout.transposed and not is_convolution)  # that rows are cut from
+        if part:
+            sides[side] = len(rows)
+            rows = slice(rows.start, rows.stop) if isinstance(rows, range) else rows  # slices give views
+        outputs, inputs = reversed(sides) if layout.transposed else sides
+        cut = (rows, EVERYTHING) if is_convolution else (EVERYTHING,) * side + (rows,) if part else ()
+        label = ",".join([*map(str, lead), *([part] if part else []), *map(str, tap)])
+        role = part.partition(".")[0]  # of "q.0"
+        if role not in ATTENTION:
+            fused = part and not part.startswith("group ")
+            role = "attention" if fused and whole.role in ATTENTION else whole.role
+        yield replace(
+            whole,
+            name=f"{whole.name}[{label}]" if label else whole.name,
+            kind=layout.kind,
+            scale=math.sqrt(outputs / inputs) / len(taps),
+            included=True,
+            reason=layout.why,
+            index=(*lead, *cut, *tap),
+            transposed=layout.transposed,
+            shape=(outputs, inputs),
+            role=role,
+        )
 
 
 def _heads(model: nn.Module, modules: dict[str, nn.Module], traced: Traced | None) -> set[str] | None:
@@ -293,17 +195,21 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module], traced: Traced | Non
     if declared := {path for path, module in modules.items() if getattr(module, "is_head", False)}:
         return declared
     for question in ("get_output_embeddings", "get_classifier"):
-        answers = _ask(model, question)
-        if answers and all(isinstance(layer, nn.Linear) for layer in answers):
-            return {path for path, module in modules.items() if any(module is layer for layer in answers)}
-        if answers and not any(isinstance(part, nn.Linear) for layer in answers for part in layer.modules()):
+        answer: Any = None
+        with suppress(NotImplementedError, AttributeError, TypeError):
+            answer = getattr(model, question)()
+        several = (
+            answer if isinstance(answer, tuple | list) else [answer]
+        )  # distilled models of timm have two
+        layers = [layer for layer in several if isinstance(layer, nn.Module)]
+        if layers and all(isinstance(layer, nn.Linear) for layer in layers):
+            return {path for path, module in modules.items() if module in layers}
+        if layers and not any(isinstance(part, nn.Linear) for layer in layers for part in layer.modules()):
             return set()  # the model has no output layer, such as timm with num_classes=0
     # not m.weight: where spectral_norm computes it, reading it changes the state of the computation
     weights = {path: m._parameters.get("weight") for path, m in modules.items()}
     tables = {id(weights[p]) for p, m in modules.items() if isinstance(m, nn.Embedding)} - {id(None)}
-    layers = [p for p, m in modules.items() if isinstance(m, nn.Linear)]
-    tied = [p for p in layers if id(weights[p]) in tables]
-    if tied:
+    if tied := [p for p, m in modules.items() if isinstance(m, nn.Linear) and id(weights[p]) in tables]:
         return {tied[-1]}
     if traced is not None and traced.heads:
         return {p for p, m in modules.items() if any(id(w) in traced.heads for w in m._parameters.values())}
@@ -321,17 +227,6 @@ def _last(module: nn.Module) -> nn.Module | None:
     return module if isinstance(module, nn.Linear) else None
 
 
-def _ask(model: nn.Module, question: str) -> list[nn.Module]:
-    """Return the layers that the model's method `question` names: one, several (distilled models of timm), or none."""
-    answer = getattr(model, question, None)
-    try:
-        layers = answer() if callable(answer) else None
-    except (NotImplementedError, AttributeError, TypeError):
-        return []
-    several = layers if isinstance(layers, tuple | list) else [layers]
-    return [layer for layer in several if isinstance(layer, nn.Module)]
-
-
 def check_module(model: object) -> None:
     """Raise UserError for anything but a torch module, and for a TorchScript module, whose layers cannot be told apart."""
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
@@ -341,10 +236,16 @@ def check_module(model: object) -> None:
         )
 
 
+def unwrapped(name: str) -> str:
+    """Return a parameter name without the prefixes of DDP, torch.compile, FSDP and activation checkpointing."""
+    inner = re.sub(r"_(orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)\.", "", name)
+    return inner.removeprefix("module.")
+
+
 # ------------------------------------------------------------------------------------------------ memory of weights
 def identity(parameter: Tensor) -> object:
     """Return a key that is equal for one Parameter found twice and for two with the same memory, shape and strides."""
-    if not _in_memory(parameter):
+    if _reach(parameter) == 0:
         return id(parameter)
     return (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.device)
 
@@ -357,31 +258,28 @@ def tied_to(tensors: Mapping[str, Tensor], changed: set[str]) -> set[str]:
 
 def refuse_overlaps(tensors: Mapping[str, Tensor]) -> None:
     """Raise UserError for different tensors over one range of memory. Tied ones must be given once."""
-    reached: dict[torch.device, tuple[int, str]] = {}
-    for start, name, tensor in sorted((t.data_ptr(), n, t) for n, t in tensors.items() if _in_memory(t)):
-        end, other = reached.get(tensor.device, (0, ""))
-        if start < end:
+    held = [(name, t, _reach(t) * t.element_size()) for name, t in tensors.items() if _reach(t)]
+    spans = sorted((str(t.device), t.data_ptr(), name, size) for name, t, size in held)
+    for (device, start, other, size), (next_device, next_start, name, _) in itertools.pairwise(spans):
+        if device == next_device and next_start < start + size:
             raise UserError(
                 f"parameters {other!r} and {name!r} overlap in memory, and are neither one tied parameter nor apart: give "
                 "one of them memory of its own, as in layer.weight = nn.Parameter(layer.weight.detach().clone())"
             )
-        reached[tensor.device] = (start + _reach(tensor) * tensor.element_size(), name)
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
     """Return whether a tensor has more entries than places in memory, as after `expand`."""
-    return _in_memory(tensor) and _reach(tensor) < tensor.numel()
+    return 0 < _reach(tensor) < tensor.numel()
 
 
 def _reach(tensor: Tensor) -> int:
-    """Return the number of entries from the first place in memory to the last."""
+    """Return the number of entries from the first place in memory to the last, 0 for what has no memory of its own."""
+    if not is_plain(tensor) or tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def is_plain(tensor: Tensor) -> bool:
     """Return whether a tensor's class leaves PyTorch's operations as they are, unlike those of quantised weights."""
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
-
-
-def _in_memory(tensor: Tensor) -> bool:
-    return is_plain(tensor) and tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0

@@ -275,11 +275,11 @@ REPEATED = nn.ModuleDict({"blocks": nn.ModuleList(nn.Sequential(nn.Linear(4, 4))
 @pytest.mark.parametrize(
     "model, rule, message",
     [
-        (Mixed(), "", "empty"),
+        (Mixed(), "", "targets='' is not a rule"),
         (Mixed(), "heat", "nearest: head"),
         (Mixed(), "all,-nosuch.*", "'nosuch.*'"),
         (Mixed(), lambda target: False, "no matrix"),
-        (Mixed(), ["head", 0], r"targets=\['head', 0\]: 0 is not a rule"),
+        (Mixed(), ["head", 0], r"targets=\['head', 0\] is not a rule"),
         (elsewhere(), "all", "ZeRO stage 3"),
         (REPEATED, "head", "which they are is not known"),
     ],

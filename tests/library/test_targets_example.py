@@ -201,6 +201,13 @@ def test_both_terms_of_a_sum_are_cut_as_the_sum_is() -> None:
     assert [t.shape for t in table.included] == [(48, 32)] * 4 + [(32, 48)]
 
 
+def test_a_fused_weight_that_the_example_does_not_reach_stays_out() -> None:
+    net = Net(lambda net, x: net.out(x), qkv=nn.Linear(8, 24), out=nn.Linear(8, 8))
+    table = find_targets(net, example=torch.randn(2, 8))
+    assert [t.module for t in table.included] == ["out"]
+    assert table.unclear[0].reason.endswith("the example does not show how its rows are used")
+
+
 def test_plain_layers_stay_one_matrix() -> None:
     """Residual sums, rotations, norms, concatenations and depthwise convolutions cut nothing."""
 
