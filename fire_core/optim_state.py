@@ -172,7 +172,9 @@ def _memory(kind: type) -> _Memory:
                 "new one instead"
             ) from None
         methods = {each.name: each for each in trees if isinstance(each, ast.FunctionDef)}
-        called = re.findall(r"self\.(\w+)\(", ast.unparse(methods.get("__init__", [])))
+        called = (
+            re.findall(r"self\.(\w+)\(", ast.unparse(methods["__init__"])) if "__init__" in methods else []
+        )
         starts = {"__init__", "add_param_group", *called}
         for name, method in methods.items():
             for owner, key, value in _writes(method):
@@ -195,14 +197,11 @@ def _writes(method: ast.FunctionDef) -> Iterator[tuple[str, str, ast.expr]]:
         match node:
             case ast.Assign(targets=places, value=value):
                 pass
-            case (
-                ast.AugAssign(target=place, value=value)
-                | ast.AnnAssign(target=place, value=ast.expr() as value)
-            ):
+            case ast.AugAssign(place, _, value) | ast.AnnAssign(place, _, ast.expr() as value):
                 places = [place]
-            case ast.Call(func=ast.Attribute(value=place, attr="copy_")):
+            case ast.Call(ast.Attribute(place, "copy_")):
                 places, value = [place], node
-            case ast.Call(func=ast.Attribute(value=owner, attr="setdefault"), args=[key, value]):
+            case ast.Call(ast.Attribute(owner, "setdefault"), [key, value]):
                 places = [ast.Subscript(owner, key)]
             case _:
                 continue
@@ -210,8 +209,8 @@ def _writes(method: ast.FunctionDef) -> Iterator[tuple[str, str, ast.expr]]:
             while isinstance(place, ast.Subscript) and not isinstance(place.slice, ast.Constant):
                 place = place.value  # self.copies[p] = ...
             match place:
-                case ast.Subscript(owner, ast.Constant(str(key))) | ast.Attribute(owner, key):
-                    yield ast.unparse(owner), key, value
+                case ast.Subscript(owner, ast.Constant(str(name))) | ast.Attribute(owner, name):
+                    yield ast.unparse(owner), name, value
 
 
 def _is_copy(value: ast.expr, method: ast.FunctionDef) -> bool:

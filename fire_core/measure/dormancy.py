@@ -65,14 +65,14 @@ def dormancy_of(
     scores: dict[int, list[Tensor]] = {}
     lost: set[int] = set()
     features: Tensor | None = None
-    seen: list[Tensor] = []  # labels that have been scored
+    seen = torch.empty(0, dtype=torch.int64)  # labels that have been scored
 
     def counts(number: int) -> bool:
         group = trace.groups[number]
         return group.active and counted(trace.layers[group.place].owner)
 
-    def note(activations: Tensor, source: Source, reader: str | None = None) -> None:
-        nonlocal features
+    def note(activations: Tensor, source: Source, reader: str | None, *_: Any) -> None:
+        nonlocal features, seen
         module = net.get_submodule(reader) if reader is not None else None
         if isinstance(module, nn.Linear) and counted(module):
             features = activations.flatten(0, -2)
@@ -82,20 +82,18 @@ def dormancy_of(
         if source.labels is None or not active:
             return
         labels, magnitudes = by_label(activations, source.labels)
+        fresh = ~torch.isin(labels, seen)
         for place in sorted(trace.places(active) - mixed):
-            new = torch.stack([labels >> 32 == n for n in active if trace.groups[n].place == place]).any(
-                dim=0
-            )
-            for scored in seen:
-                new = new & ~torch.isin(labels, scored.to(labels.device))
+            groups = torch.tensor([n for n in active if trace.groups[n].place == place])
+            new = fresh & torch.isin(labels >> 32, groups)
             if new.any():
                 scores.setdefault(place, []).append(relative_to_layer(magnitudes[new]))
-                seen.append(labels[new])
+                seen = torch.cat([seen, labels[new]])
 
     trace = UnitTrace(note)
     output = trace.run(net, inputs)
     for tensor, source in trace.sources(output) if not scores else ():
-        note(tensor, source)
+        note(tensor, source, None)
     found = [each for layer in scores.values() for each in layer]
     return Dormancy(found, len(lost - scores.keys()), features)
 
@@ -108,7 +106,7 @@ def by_label(activations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     means = a.mean(dim=repeated, keepdim=True) if repeated else a
     found, place, count = small.flatten().unique(return_inverse=True, return_counts=True)
     sums = torch.zeros(len(found), dtype=torch.float64, device=a.device)
-    return found, (sums.index_add_(0, place, means.flatten().double()) / count).to(a.dtype)
+    return found.cpu(), (sums.index_add_(0, place, means.flatten().double()) / count).to(a.dtype)
 
 
 def _magnitudes(activations: Tensor) -> Tensor:

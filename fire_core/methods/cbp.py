@@ -99,7 +99,8 @@ class ContinualBackprop(UnitMethod):
                     if reader.bias.ndim == 1:
                         reader.bias += shift.sum(dim=0)
                     else:  # one bias for each member of a stack
-                        reader.bias.index_add_(0, entries.index[0][chosen, 0].to(shift.device), shift)
+                        members = entries.place(chosen)[0][:, 0]
+                        reader.bias.index_add_(0, members.to(shift.device), shift)
         memory["age"][chosen] = 0
         memory["utility"][chosen] = 0.0
         memory["mean"][chosen] = 0.0

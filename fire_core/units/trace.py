@@ -21,9 +21,13 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def is_layer(module: Any) -> bool:
-    """Return whether a module is a Linear, a convolution, or a stack of Linear layers (stack, out, in)."""
-    stack = getattr(module, "stacked_matrices", False) is True
-    return isinstance(module, (nn.Linear, *CONVOLUTIONS)) or (stack and module.weight.ndim == 3)
+    """Return whether a module is a Linear, a convolution, or a stack of Linear layers."""
+    return isinstance(module, (nn.Linear, *CONVOLUTIONS)) or (is_stack(module) and module.weight.ndim == 3)
+
+
+def is_stack(module: Any) -> bool:
+    """Return whether a module is declared as a stack of Linear layers (stack, out, in)."""
+    return getattr(module, "stacked_matrices", False) is True
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -58,22 +62,18 @@ class UnitTrace(Trace):
     """Follows the units of what depends on the input.
 
     Attributes:
-        groups, layers: in order of execution; the place of a layer is its number in `layers`. reads: (module, operation,
-            source, columns) of the inputs of products, with the label of each input of the module as columns, None if they
-            differ between samples. troubles: place -> why its units have no owner. channels: norm -> labels of its channels.
+        groups, layers: in order of execution; the place of a layer is its number in `layers`. troubles: place -> why its
+            units have no owner. channels: norm -> labels of its channels.
 
-    on_read: called with each tensor that a product reads, its source, and the name of the reading module, if any.
+    on_read: called with each tensor that a product reads, its source, the name of the reading module, if any, the operation,
+        and the label of each input of the module, None if they differ between samples.
     """
 
-    def __init__(
-        self,
-        on_read: Callable[[Tensor, Source, str | None], None] = lambda tensor, source, module: None,
-    ) -> None:
+    def __init__(self, on_read: Callable[[Tensor, Source, str | None, str, Tensor | None], None]) -> None:
         super().__init__()
         self.on_read = on_read
         self.groups: list[Group] = []
         self.layers: list[Layer] = []
-        self.reads: list[tuple[str | None, str, Source, Tensor | None]] = []
         self.troubles: dict[int, str] = {}
         self.channels: dict[str, Tensor] = {}
         self._running: list[str] = []
@@ -120,7 +120,7 @@ class UnitTrace(Trace):
         for factor, source in reads:
             tensor = product.operands[factor]
             columns = constant(source.labels, product.along(tensor))
-            self._read(product.name, tensor, source, module if len(reads) == 1 else None, columns)
+            self.on_read(tensor, source, module if len(reads) == 1 else None, product.name, columns)
         if len(reads) == 2 or not result.ndim:
             return Source()
         sizes = product.sizes(result)
@@ -130,7 +130,7 @@ class UnitTrace(Trace):
 
     def attention(self, operation: Operation, known: Known) -> Source:
         for tensor, source in known:
-            self._read(operation.name, tensor, source, None, None)
+            self.on_read(tensor, source, None, operation.name, None)
         return Source()
 
     def elementwise(self, operation: Operation, known: Known, shape: torch.Size) -> Source:
@@ -180,10 +180,6 @@ class UnitTrace(Trace):
     def lose(self, why: str, known: Known) -> Source:
         joined, lost = combined(known), [n for _, source in known for n in self.groups_in(source)]
         return replace(joined, lost=dict.fromkeys(lost, why) | joined.lost, gates=frozenset())
-
-    def _read(self, operation: str, tensor: Tensor, source: Source, module: str | None, columns: Any) -> None:
-        self.reads.append((module, operation, source, columns))
-        self.on_read(tensor, source, module)
 
     def _trouble(self, places: set[int], why: str) -> None:
         for place in places:
