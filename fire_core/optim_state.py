@@ -13,6 +13,8 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +27,8 @@ from fire_core.report import Report
 POLICIES = ("keep", "clear", "clear_changed")
 # methods that save or switch an optimizer: neither what it starts with nor what it remembers
 NO_TRAINING = {"__setstate__", "load_state_dict", "state_dict", "train", "eval"}
-WORKSPACE = "_dummy_overflow_buf"  # of apex
+# attributes that are looked at elsewhere, and a workspace of apex
+NO_MEMORY = {"param_groups", "state", "defaults", "_dummy_overflow_buf"}
 ORIGIN = "x0"  # the copy that MADGRAD and D-Adaptation compute new weights from: it cannot follow a change
 UNKNOWN, ABSENT = object(), object()
 
@@ -63,15 +66,16 @@ def reset_optimizer_state(
                 f"optimizer_state='keep': {key!r} of this optimizer holds copies of weights, and the next step would "
                 f"bring the old ones back: {advice}"
             )
-    forgetting = [] if policy == "keep" else [[(part, _counters(part)) for part in nest] for nest in nests]
+    counters = {} if policy == "keep" else {id(part): _counters(part) for nest in nests for part in nest}
     everything = policy == "clear"
     for _, parameter, copy in copies:
         if everything or id(parameter) in chosen:
             copy.data.copy_(parameter)
-    dropped = [
-        [_forget(part, counters, everything, chosen) for part, counters in nest] for nest in forgetting
-    ]
-    return sum(len(set().union(*each)) for each in dropped)
+    dropped = set()
+    for number, nest in enumerate(nests if counters else ()):
+        for part in nest:
+            dropped |= {(number, key) for key in _forget(part, counters[id(part)], everything, chosen)}
+    return len(dropped)
 
 
 def check_policy(policy: str) -> None:
@@ -88,9 +92,8 @@ def _chosen(changed: Report | Iterable[Tensor] | None, policy: str, nests: list[
     hint = "give the report of the treatment, or the parameters themselves"
     if changed is None and policy == "clear_changed":
         raise UserError(f"optimizer_state='clear_changed' without changed parameters: {hint}")
-    if isinstance(changed, Tensor | Report):
-        changed = [changed] if isinstance(changed, Tensor) else changed.parameters
-    found = list(changed or ())
+    changed = changed.parameters if isinstance(changed, Report) else changed
+    found = [changed] if isinstance(changed, Tensor) else list(changed or ())
     if wrong := [entry for entry in found if not isinstance(entry, Tensor)]:
         raise UserError(f"changed holds {wrong[0]!r}, which is not a parameter: {hint}")
     stepped = {key for nest in nests for key in _weights(nest)}
@@ -118,27 +121,26 @@ def _nest(optimizer: Any) -> list[Any]:
         raise UserError(f"{type(optimizer).__name__} is no optimizer: it has no param_groups")
     nest = [optimizer]
     for part in nest:  # it grows meanwhile
-        inside = [
-            value for _, held in _attributes(part) for _, value in held if not isinstance(value, Tensor)
-        ]
-        nest += [each for each in inside if not any(each is other for other in nest)]
+        for _, _, value in _held(part):
+            if not isinstance(value, Tensor) and not any(value is other for other in nest):
+                nest.append(value)
     return nest
 
 
-def _attributes(part: Any) -> Iterator[tuple[str, list[tuple[Any, Any]]]]:
-    """Yield each attribute of an optimizer, and the tensors and optimizers in it with the keys of the last mappings."""
+def _held(part: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (attribute, key in the innermost mapping, value) of the tensors and optimizers in an optimizer's attributes."""
     for name, attribute in vars(part).items():
-        if (
-            name not in ("param_groups", "state", "defaults", WORKSPACE)
-            and attribute is not part.param_groups
-        ):
-            yield name, list(_inside(attribute))
+        if name not in NO_MEMORY and attribute is not part.param_groups:
+            yield from ((name, key, value) for key, value in _within(attribute))
 
 
-def _inside(value: Any, key: Any = None) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, Mapping | list | tuple):
-        for name, each in value.items() if isinstance(value, Mapping) else ((key, each) for each in value):
-            yield from _inside(each, name)
+def _within(value: Any, key: Any = None) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        for inner, each in value.items():
+            yield from _within(each, inner)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _within(each, key)
     elif isinstance(value, Tensor) or (hasattr(value, "param_groups") and not isinstance(value, nn.Module)):
         yield key, value
 
@@ -172,10 +174,8 @@ def _memory(kind: type) -> _Memory:
                 "new one instead"
             ) from None
         methods = {each.name: each for each in trees if isinstance(each, ast.FunctionDef)}
-        called = (
-            re.findall(r"self\.(\w+)\(", ast.unparse(methods["__init__"])) if "__init__" in methods else []
-        )
-        starts = {"__init__", "add_param_group", *called}
+        start = ast.unparse(methods["__init__"]) if "__init__" in methods else ""
+        starts = {"__init__", "add_param_group", *re.findall(r"self\.(\w+)\(", start)}
         for name, method in methods.items():
             for owner, key, value in _writes(method):
                 is_copy, in_state = _is_copy(value, method), "state" in owner
@@ -229,25 +229,24 @@ def _copies(nest: list[Any]) -> list[tuple[str, Tensor, Tensor]]:
     """
     keys = set().union(*(_memory(part.__class__).copies for part in nest))
     weights = _weights(nest)
-    states = [(p, entry) for part in nest for p, entry in part.state.items() if isinstance(entry, Mapping)]
-    entries = [(k, p, v) for p, entry in states for k, v in entry.items() if isinstance(v, Tensor)]
-    found = [
-        (key, p, value)
-        for key, p, value in entries
-        if key in keys and getattr(p, "shape", None) == value.shape
-    ]
-    known = {*weights, *(id(value) for _, _, value in entries), *(id(p.grad) for p in weights.values())}
+    found, known = [], {*weights, *(id(p.grad) for p in weights.values())}
+    for p, entry in [item for part in nest for item in part.state.items() if isinstance(item[1], Mapping)]:
+        tensors = [(key, value) for key, value in entry.items() if isinstance(value, Tensor)]
+        known |= {id(value) for _, value in tensors}
+        found += [
+            (key, p, value) for key, value in tensors if key in keys and getattr(p, "shape", 0) == value.shape
+        ]
     for part in nest:
-        for name, held in _attributes(part):
-            values = [(key, v) for key, v in held if isinstance(v, Tensor) and id(v) not in known]
-            owners = [weights.get(key if isinstance(key, int) else id(key)) for key, _ in values]
-            listed = [*weights.values()] if None in owners else [p for p in owners if p is not None]
-            if values and (name not in keys or [p.shape for p in listed] != [v.shape for _, v in values]):
+        for name, held in groupby(_held(part), key=itemgetter(0)):
+            copies = [(key, v) for _, key, v in held if isinstance(v, Tensor) and id(v) not in known]
+            owners: list[Any] = [weights.get(key if isinstance(key, int) else id(key)) for key, _ in copies]
+            owners = [*weights.values()] if None in owners else owners
+            if copies and (name not in keys or [p.shape for p in owners] != [v.shape for _, v in copies]):
                 raise UserError(
-                    f"{type(part).__name__} keeps {len(values)} tensors in its attribute {name!r}, and whether they copy "
+                    f"{type(part).__name__} keeps {len(copies)} tensors in its attribute {name!r}, and whether they copy "
                     "weights is not known: build a new optimizer"
                 )
-            found += [(name, p, value) for p, (_, value) in zip(listed, values, strict=True)]
+            found += [(name, p, copy) for p, (_, copy) in zip(owners, copies, strict=True)]
     return found
 
 
@@ -256,13 +255,12 @@ def _counters(part: Any) -> list[tuple[dict[str, Any], str, Any]]:
 
     Raises UserError if one is not known.
     """
-    memory, own = _memory(part.__class__), vars(part)
-    starts = memory.first | getattr(part, "defaults", {})
-    numbers = {key: memory.first[key] for key in sorted(memory.counters) if _is_number(memory.first.get(key))}
-    found = [(own, key, first) for key, first in numbers.items() if _is_number(own.get(key))]
-    for group in part.param_groups:
-        counting = [key for key in sorted(memory.counters) if _is_number(group.get(key))]
-        found += [(group, key, starts.get(key, ABSENT)) for key in counting]
+    memory, found = _memory(part.__class__), []
+    for key in sorted(memory.counters):
+        first = memory.first.get(key, ABSENT)
+        owners = [(group, getattr(part, "defaults", {}).get(key, first)) for group in part.param_groups]
+        owners += [(vars(part), first)] if _is_number(first) else []
+        found += [(owner, key, value) for owner, value in owners if _is_number(owner.get(key))]
     unknown = [key for key in part.state if not isinstance(key, Tensor) and key in memory.kept]
     for key in unknown + [key for _, key, first in found if first is UNKNOWN]:
         raise UserError(

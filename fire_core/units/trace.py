@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -83,30 +84,23 @@ class UnitTrace(Trace):
     def run(self, net: nn.Module, inputs: Any) -> Any:
         with ExitStack() as hooks:
             for name, module in net.named_modules():
-                for handle in self._watch(name, module):
-                    hooks.callback(handle.remove)
+                hooks.callback(module.register_forward_pre_hook(partial(self._enter, name)).remove)
+                hooks.callback(module.register_forward_hook(partial(self._leave, name)).remove)
             return super().run(net, inputs)
 
-    def _watch(self, name: str, module: nn.Module) -> Iterator[Any]:
-        has_weight = any(p is not None and p.ndim > 1 for p in module._parameters.values())
-        layer, norm = is_layer(module), is_norm(module)
+    def _enter(self, name: str, module: nn.Module, arguments: Any) -> None:
+        if any(p is not None and p.ndim > 1 for p in module._parameters.values()):
+            self._latest = module
+        if is_layer(module):
+            self._running.append(name)
 
-        def enter(module: nn.Module, arguments: Any) -> None:
-            self._latest = module if has_weight else self._latest
-            if layer:
-                self._running.append(name)
-
-        def leave(module: nn.Module, arguments: Any, output: Any) -> None:
-            if layer:
-                self._running.pop()
-            for leaf, source in self.sources(output) if norm else ():
-                channels = constant(source.labels, channel_dims(module, leaf))
-                if channels is not None:
-                    self.channels[name] = channels.flatten()
-
-        if has_weight or layer or norm:
-            yield module.register_forward_pre_hook(enter)
-            yield module.register_forward_hook(leave)
+    def _leave(self, name: str, module: nn.Module, arguments: Any, output: Any) -> None:
+        if is_layer(module):
+            self._running.pop()
+        for leaf, source in self.sources(output) if is_norm(module) else ():
+            channels = constant(source.labels, channel_dims(module, leaf))
+            if channels is not None:
+                self.channels[name] = channels.flatten()
 
     def places(self, groups: Iterable[int]) -> set[int]:
         """Return the places of the layers whose units are in some groups."""
@@ -202,21 +196,17 @@ class UnitTrace(Trace):
         # what decides: the function, the constants among its arguments, and which tensors vary
         text = str(tree_map_only(Tensor, varies, (operation.args, operation.kwargs)))
         if (key := (operation.function, text)) not in self._affine:
-            self._affine[key] = is_affine(operation, varies)
+            varying = [leaf for leaf in operation.inputs if varies(leaf)]
+            self._affine[key] = operation.name in COPIES or is_affine(operation, varying)
         return self._affine[key]
 
 
-def is_affine(operation: Operation, varies: Callable[[Tensor], bool]) -> bool:
+def is_affine(operation: Operation, varying: list[Tensor]) -> bool:
     """Return whether an elementwise function is affine in the tensors that vary, jointly, at 64 points of two scales."""
-    if operation.name in COPIES:
-        return True
     draw = torch.Generator().manual_seed(0)
     scales = torch.tensor([[3.0], [30.0]], dtype=torch.float64)
-    ends = {
-        id(leaf): scales * (2 * torch.rand(2, 2, 64, generator=draw, dtype=torch.float64) - 1)
-        for leaf in operation.inputs
-        if varies(leaf)
-    }
+    points = [2 * torch.rand(2, 2, 64, generator=draw, dtype=torch.float64) - 1 for _ in varying]
+    ends = {id(leaf): scales * each for leaf, each in zip(varying, points, strict=True)}
 
     def at(share: float) -> Tensor:
         def of(leaf: Tensor) -> Tensor:
