@@ -61,14 +61,14 @@ def dormancy_of(
     scores: dict[int, list[Tensor]] = {}
     lost: set[int] = set()
     features: Tensor | None = None
-    seen = torch.empty(0, dtype=torch.int64)  # labels that have been scored
+    seen: list[Tensor] = []  # labels that have been scored
 
     def counts(number: int) -> bool:
         group = trace.groups[number]
         return group.active and counted(trace.layers[group.place].owner)
 
     def note(activations: Tensor, source: Source, reader: str | None, *_: Any) -> None:
-        nonlocal features, seen
+        nonlocal features
         module = net.get_submodule(reader) if reader is not None else None
         if isinstance(module, nn.Linear) and counted(module):
             features = activations.flatten(0, -2)
@@ -78,13 +78,13 @@ def dormancy_of(
         if source.labels is None or not active:
             return
         labels, magnitudes = by_label(activations, source.labels)
-        fresh = ~torch.isin(labels, seen)
+        fresh = ~torch.isin(labels, torch.cat([labels[:0], *(each.to(labels.device) for each in seen)]))
         for place in sorted(trace.places(active) - mixed):
-            groups = torch.tensor([n for n in active if trace.groups[n].place == place])
-            new = fresh & torch.isin(labels >> 32, groups)
+            of_layer = [labels >> 32 == n for n in active if trace.groups[n].place == place]
+            new = fresh & torch.stack(of_layer).any(dim=0)
             if new.any():
                 scores.setdefault(place, []).append(relative_to_layer(magnitudes[new]))
-                seen = torch.cat([seen, labels[new]])
+                seen.append(labels[new])
 
     trace = UnitTrace(note)
     output = trace.run(net, inputs)
@@ -94,14 +94,14 @@ def dormancy_of(
 
 
 def by_label(activations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the labels (units,) that occur, on the CPU, and the mean |activation| (units,) of the entries with each."""
+    """Return the labels (units,) that occur, and the mean |activation| (units,) of the entries with each."""
     small = core(labels)
     repeated = [dim for dim, size in enumerate(small.shape) if size == 1]
     a = _magnitudes(activations)
     means = a.mean(dim=repeated, keepdim=True) if repeated else a
     found, place, count = small.flatten().unique(return_inverse=True, return_counts=True)
     sums = torch.zeros(len(found), dtype=torch.float64, device=a.device)
-    return found.cpu(), (sums.index_add_(0, place, means.flatten().double()) / count).to(a.dtype)
+    return found, (sums.index_add_(0, place, means.flatten().double()) / count).to(a.dtype)
 
 
 def dormancy(
