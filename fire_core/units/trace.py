@@ -36,6 +36,10 @@ def is_norm(module: nn.Module) -> bool:
     return isinstance(module, NORMS) or getattr(module, "is_norm", False)
 
 
+def has_matrix(module: nn.Module) -> bool:
+    return any(p is not None and p.ndim > 1 for p in module._parameters.values())
+
+
 def channel_dims(norm: Any, output: Tensor) -> list[int]:
     """Return the dimensions of the channels of a norm."""
     declared = getattr(norm, "is_norm", False)
@@ -84,13 +88,13 @@ class UnitTrace(Trace):
     def run(self, net: nn.Module, inputs: Any) -> Any:
         with ExitStack() as hooks:
             for name, module in net.named_modules():
-                hooks.callback(module.register_forward_pre_hook(partial(self._enter, name)).remove)
-                hooks.callback(module.register_forward_hook(partial(self._leave, name)).remove)
+                if is_layer(module) or is_norm(module) or has_matrix(module):
+                    hooks.callback(module.register_forward_pre_hook(partial(self._enter, name)).remove)
+                    hooks.callback(module.register_forward_hook(partial(self._leave, name)).remove)
             return super().run(net, inputs)
 
     def _enter(self, name: str, module: nn.Module, arguments: Any) -> None:
-        if any(p is not None and p.ndim > 1 for p in module._parameters.values()):
-            self._latest = module
+        self._latest = module if has_matrix(module) else self._latest
         if is_layer(module):
             self._running.append(name)
 
