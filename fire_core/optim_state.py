@@ -1,10 +1,8 @@
 """Keep or clear the optimizer's state after a treatment has changed the weights.
 
 Stale moments push changed weights along gradients of the old ones. What to do with them is a choice independent of the
-method, so the training script applies it on the line after the boundary and records it with the run.
-
-The source of an optimizer's class tells what it remembers besides its state: the entries of `param_groups` that it counts
-in, and the tensors that it fills with copies of weights.
+method, so the training script applies it on the line after the boundary and records it with the run. The source of an
+optimizer's class tells what it remembers besides its state: entries of `param_groups` that it counts in, copies of weights.
 """
 
 from __future__ import annotations
@@ -14,9 +12,10 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +26,11 @@ from fire_core.report import Report
 
 POLICIES = ("keep", "clear", "clear_changed")
 # methods that save or switch an optimizer: neither what it starts with nor what it remembers
-NO_TRAINING = {"__setstate__", "load_state_dict", "state_dict", "add_param_group", "train", "eval"}
-WORKSPACE = "_dummy_overflow_buf"  # of apex
+NO_TRAINING = {"__setstate__", "load_state_dict", "state_dict", "train", "eval"}
+# attributes that are looked at elsewhere, and a workspace of apex
+NO_MEMORY = {"param_groups", "state", "defaults", "_dummy_overflow_buf"}
 ORIGIN = "x0"  # the copy that MADGRAD and D-Adaptation compute new weights from: it cannot follow a change
-UNKNOWN = object()
+UNKNOWN, ABSENT = object(), object()
 
 
 def reset_optimizer_state(
@@ -56,8 +56,8 @@ def reset_optimizer_state(
     """
     check_policy(policy)
     given = optimizers.values() if isinstance(optimizers, Mapping) else optimizers
-    chosen = {id(p): p for p in _parameters(changed, policy)}
     nests = [_nest(each) for each in (given if isinstance(given, Iterable) else [given])]
+    chosen = _chosen(changed, policy, nests)
     copies = [copy for nest in nests for copy in _copies(nest)]
     for key, parameter, _ in copies if policy == "keep" else ():
         if changed is None or (key == ORIGIN and id(parameter) in chosen):
@@ -66,35 +66,102 @@ def reset_optimizer_state(
                 f"optimizer_state='keep': {key!r} of this optimizer holds copies of weights, and the next step would "
                 f"bring the old ones back: {advice}"
             )
-    _check_stepped([part for nest in nests for part in nest], chosen)
-    forgetting = [] if policy == "keep" else [[(part, _starts(part)) for part in nest] for nest in nests]
+    counters = {} if policy == "keep" else {id(part): _counters(part) for nest in nests for part in nest}
     everything = policy == "clear"
     for _, parameter, copy in copies:
         if everything or id(parameter) in chosen:
             copy.data.copy_(parameter)
-    dropped = [[_forget(part, starts, everything, chosen) for part, starts in nest] for nest in forgetting]
-    return sum(len(set().union(*each)) for each in dropped)
+    dropped = set()
+    for number, nest in enumerate(nests if counters else ()):
+        for part in nest:
+            dropped |= {(number, key) for key in _forget(part, counters[id(part)], everything, chosen)}
+    return len(dropped)
 
 
-@dataclass
-class _Memory:
-    """What the source of a class says about the memory of its optimizers: keys of groups and states, and attributes.
+def check_policy(policy: str) -> None:
+    """Raise UserError for an unknown policy."""
+    if policy not in POLICIES:
+        raise UserError(f"optimizer_state={policy!r}: choose one of {', '.join(POLICIES)}")
 
-    written: while it trains. read: while it trains, and without asking whether they are there. copies: of weights. first:
-    the constants that attributes start with, or UNKNOWN. kept: keys of a state that are filled before the first step.
+
+def _chosen(changed: Report | Iterable[Tensor] | None, policy: str, nests: list[list[Any]]) -> set[int]:
+    """Return the identities of the changed parameters.
+
+    Raises UserError if the optimizers seem to step copies of them, which restore the old values.
+    """
+    hint = "give the report of the treatment, or the parameters themselves"
+    if changed is None and policy == "clear_changed":
+        raise UserError(f"optimizer_state='clear_changed' without changed parameters: {hint}")
+    changed = changed.parameters if isinstance(changed, Report) else changed
+    found = [changed] if isinstance(changed, Tensor) else list(changed or ())
+    if wrong := [entry for entry in found if not isinstance(entry, Tensor)]:
+        raise UserError(f"changed holds {wrong[0]!r}, which is not a parameter: {hint}")
+    stepped = {key for nest in nests for key in _weights(nest)}
+    left = [p for p in found if id(p) not in stepped]
+    in_half = [p for p in left if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)]
+    if stepped and (in_half or (left and len(left) == len(found))):
+        example = (in_half or left)[0]
+        raise UserError(
+            f"{len(in_half or left)} changed parameters, the first {tuple(example.shape)} in {example.dtype}, are stepped "
+            "by none of these optimizers: if they step float32 copies, the next step brings the old weights back; write the "
+            "new weights into the copies and give these as `changed`, else give the optimizer of this model, built anew if "
+            "a method such as plasticity_injection has replaced its parameters"
+        )
+    return {id(p) for p in found}
+
+
+def _weights(nest: list[Any]) -> dict[int, Tensor]:
+    """Return the parameters of the optimizers of one nest, by identity."""
+    return {id(p): p for part in nest for group in part.param_groups for p in group["params"]}
+
+
+def _nest(optimizer: Any) -> list[Any]:
+    """Return an optimizer and those that it holds, at any depth."""
+    if not hasattr(optimizer, "param_groups"):
+        raise UserError(f"{type(optimizer).__name__} is no optimizer: it has no param_groups")
+    nest = [optimizer]
+    for part in nest:  # it grows meanwhile
+        for _, _, value in _held(part):
+            if not isinstance(value, Tensor) and not any(value is other for other in nest):
+                nest.append(value)
+    return nest
+
+
+def _held(part: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (attribute, key in the innermost mapping, value) of the tensors and optimizers in an optimizer's attributes."""
+    for name, attribute in vars(part).items():
+        if name not in NO_MEMORY and attribute is not part.param_groups:
+            yield from ((name, key, value) for key, value in _within(attribute))
+
+
+def _within(value: Any, key: Any = None) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        for inner, each in value.items():
+            yield from _within(each, inner)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _within(each, key)
+    elif isinstance(value, Tensor) or (hasattr(value, "param_groups") and not isinstance(value, nn.Module)):
+        yield key, value
+
+
+class _Memory(NamedTuple):
+    """What the source of a class says about its optimizers: keys of groups and states, and attributes.
+
+    counters: written while it trains. copies: of weights. first: what it starts with, constants or UNKNOWN. kept: keys of a
+    state that are filled before the first step.
     """
 
-    written: set[str] = field(default_factory=set)
-    read: set[str] = field(default_factory=set)
-    copies: set[str] = field(default_factory=set)
-    first: dict[str, Any] = field(default_factory=dict)
-    kept: set[str] = field(default_factory=set)
+    counters: set[str]
+    copies: set[str]
+    first: dict[str, Any]
+    kept: set[str]
 
 
 @cache
 def _memory(kind: type) -> _Memory:
     """Return what the sources of a class and of its bases say. Raises UserError if one cannot be read."""
-    memory, optional = _Memory(), set[str]()
+    memory = _Memory(set(), set(), {}, set())
     for base in reversed(kind.__mro__):
         if base in (Optimizer, object) or base.__module__ in ("typing", "abc"):
             continue
@@ -107,50 +174,43 @@ def _memory(kind: type) -> _Memory:
                 "new one instead"
             ) from None
         methods = {each.name: each for each in trees if isinstance(each, ast.FunctionDef)}
-        texts = {name: ast.unparse(each) for name, each in methods.items() if name not in NO_TRAINING}
-        start = texts.pop("__init__", "")
-        helpers = {name for name in texts if f"self.{name}(" in start}
-        helpers -= {name for name in helpers if any(f"self.{name}(" in text for text in texts.values())}
-        training = "".join(text for name, text in texts.items() if name not in helpers)
-        memory.read |= set(re.findall(r"\['(\w+)'\](?! = )", training))
-        optional |= set(re.findall(r"'(\w+)' (?:not )?in ", training))
-        optional |= set(re.findall(r"\.(?:get|setdefault)\('(\w+)'", training))
+        start = ast.unparse(methods["__init__"]) if "__init__" in methods else ""
+        starts = {"__init__", "add_param_group", *re.findall(r"self\.(\w+)\(", start)}
         for name, method in methods.items():
-            starts = name == "__init__" or name in helpers
             for owner, key, value in _writes(method):
-                if _is_copy(value, method):
+                is_copy, in_state = _is_copy(value, method), "state" in owner
+                if is_copy:
                     memory.copies.add(key)
-                elif "state" not in owner and name in texts and not starts:
-                    memory.written.add(key)
-                if starts and "state" in owner:
+                if name in starts and in_state:
                     memory.kept.add(key)
-                elif starts:
+                elif name in starts:
                     memory.first[key] = value.value if isinstance(value, ast.Constant) else UNKNOWN
-    memory.read -= optional
-    memory.written -= {"lr", "initial_lr", *getattr(kind, "never_cleared", ())}
+                elif name not in NO_TRAINING and not in_state and not is_copy:
+                    memory.counters.add(key)
+    memory.counters.difference_update({"lr", "initial_lr"}, getattr(kind, "never_cleared", ()))
     return memory
 
 
 def _writes(method: ast.FunctionDef) -> Iterator[tuple[str, str, ast.expr]]:
     """Yield owner, key and value of every `owner["key"] = value`, `owner.key = value`, `setdefault` and `copy_`."""
     for node in ast.walk(method):
-        places: list[ast.expr] = []
-        if isinstance(node, ast.Assign):
-            places, value = node.targets, node.value
-        elif isinstance(node, ast.AugAssign | ast.AnnAssign) and node.value is not None:
-            places, value = [node.target], node.value
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-            if node.func.attr == "copy_":
-                places, value = [node.func.value], node
-            elif node.func.attr == "setdefault":
-                places, value = [ast.Subscript(node.func.value, node.args[0])], node.args[-1]
+        match node:
+            case ast.Assign(targets=places, value=value):
+                pass
+            case ast.AugAssign(place, _, value) | ast.AnnAssign(place, _, ast.expr() as value):
+                places = [place]
+            case ast.Call(ast.Attribute(place, "copy_")):
+                places, value = [place], node
+            case ast.Call(ast.Attribute(owner, "setdefault"), [key, value]):
+                places = [ast.Subscript(owner, key)]
+            case _:
+                continue
         for place in [each for target in places for each in getattr(target, "elts", [target])]:
             while isinstance(place, ast.Subscript) and not isinstance(place.slice, ast.Constant):
                 place = place.value  # self.copies[p] = ...
-            if isinstance(place, ast.Subscript) and isinstance(ast.literal_eval(place.slice), str):
-                yield ast.unparse(place.value), ast.literal_eval(place.slice), value
-            elif isinstance(place, ast.Attribute):
-                yield ast.unparse(place.value), place.attr, value
+            match place:
+                case ast.Subscript(owner, ast.Constant(str(name))) | ast.Attribute(owner, name):
+                    yield ast.unparse(owner), name, value
 
 
 def _is_copy(value: ast.expr, method: ast.FunctionDef) -> bool:
@@ -162,87 +222,47 @@ def _is_copy(value: ast.expr, method: ast.FunctionDef) -> bool:
     return bool(copies) and "grad" not in text
 
 
-def _nest(optimizer: Any) -> list[Any]:
-    """Return an optimizer and those that it holds, at any depth."""
-    if not hasattr(optimizer, "param_groups"):
-        raise UserError(f"{type(optimizer).__name__} is no optimizer: it has no param_groups")
-    nest = [optimizer]
-    for part in nest:  # it grows meanwhile
-        inside = [value for _, _, value in _held(part) if not isinstance(value, Tensor)]
-        nest += [each for each in inside if not any(each is other for other in nest)]
-    return nest
-
-
-def _held(part: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (attribute, key, value) of the tensors and optimizers in the attributes of an optimizer."""
-    for name, attribute in vars(part).items():
-        if name in ("param_groups", "state", "defaults", WORKSPACE) or attribute is part.param_groups:
-            continue
-        waiting = [(None, attribute)]
-        while waiting:
-            key, value = waiting.pop()
-            if isinstance(value, Mapping):
-                waiting += list(value.items())[::-1]
-            elif isinstance(value, list | tuple):
-                waiting += [(key, each) for each in value[::-1]]
-            elif isinstance(value, Tensor) or (
-                hasattr(value, "param_groups") and not isinstance(value, nn.Module)
-            ):
-                yield name, key, value
-
-
 def _copies(nest: list[Any]) -> list[tuple[str, Tensor, Tensor]]:
     """Return the copies of weights that the optimizers of one nest keep, in their states and in their attributes.
 
     Each is (key of the state or name of the attribute, parameter, copy). Raises UserError for other tensors in attributes.
     """
     keys = set().union(*(_memory(part.__class__).copies for part in nest))
-    listed = {id(p): p for part in nest for group in part.param_groups for p in group["params"]}
-    entries = [
-        (key, p, value) for part in nest for p, entry in part.state.items() for key, value in _tensors(entry)
-    ]
-    found = [(key, p, v) for key, p, v in entries if key in keys and getattr(p, "shape", None) == v.shape]
-    known = {*listed, *(id(value) for _, _, value in entries), *(id(p.grad) for p in listed.values())}
+    weights = _weights(nest)
+    found, known = [], {*weights, *(id(p.grad) for p in weights.values())}
+    for p, entry in [item for part in nest for item in part.state.items() if isinstance(item[1], Mapping)]:
+        tensors = [(key, value) for key, value in entry.items() if isinstance(value, Tensor)]
+        known |= {id(value) for _, value in tensors}
+        found += [
+            (key, p, value) for key, value in tensors if key in keys and getattr(p, "shape", 0) == value.shape
+        ]
     for part in nest:
-        held: dict[str, list[tuple[Any, Tensor]]] = {}
-        for name, key, value in _held(part):
-            if isinstance(value, Tensor) and id(value) not in known:
-                held.setdefault(name, []).append((key, value))
-        for name, values in held.items():
-            by_key = [listed.get(key if isinstance(key, int) else id(key)) for key, _ in values]
-            owners = list(listed.values()) if None in by_key else [p for p in by_key if p is not None]
-            if name not in keys or [p.shape for p in owners] != [value.shape for _, value in values]:
+        for name, held in groupby(_held(part), key=itemgetter(0)):
+            copies = [(key, v) for _, key, v in held if isinstance(v, Tensor) and id(v) not in known]
+            owners: list[Any] = [weights.get(key if isinstance(key, int) else id(key)) for key, _ in copies]
+            owners = [*weights.values()] if None in owners else owners
+            if copies and (name not in keys or [p.shape for p in owners] != [v.shape for _, v in copies]):
                 raise UserError(
-                    f"{type(part).__name__} keeps {len(values)} tensors in its attribute {name!r}, and whether they copy "
+                    f"{type(part).__name__} keeps {len(copies)} tensors in its attribute {name!r}, and whether they copy "
                     "weights is not known: build a new optimizer"
                 )
-            found += [(name, p, value) for p, (_, value) in zip(owners, values, strict=True)]
+            found += [(name, p, copy) for p, (_, copy) in zip(owners, copies, strict=True)]
     return found
 
 
-def _tensors(entry: Any) -> list[tuple[str, Tensor]]:
-    """Return keys and tensors of the state of one parameter."""
-    found = entry.items() if isinstance(entry, Mapping) else ()
-    return [(key, value) for key, value in found if isinstance(value, Tensor)]
-
-
-def _starts(part: Any) -> list[tuple[dict[str, Any], str, Any]]:
-    """Return (group or attributes, key, first value) of the counters of an optimizer; what it starts without is None.
+def _counters(part: Any) -> list[tuple[dict[str, Any], str, Any]]:
+    """Return (group or attributes, key, first value) of the counters of an optimizer; ABSENT: it starts without.
 
     Raises UserError if one is not known.
     """
     memory, found = _memory(part.__class__), []
-    for key in memory.written:
-        first = memory.first.get(key)
-        if first is not None and first is not UNKNOWN and _is_number(vars(part).get(key)):
-            found.append((vars(part), key, first))
-    for group in part.param_groups:
-        for key in memory.written:
-            if _is_number(group.get(key)):
-                first = None if key not in memory.read else 0 if isinstance(group[key], int) else UNKNOWN
-                found.append((group, key, getattr(part, "defaults", {}).get(key, first)))
+    for key in sorted(memory.counters):
+        first = memory.first.get(key, ABSENT)
+        owners = [(group, getattr(part, "defaults", {}).get(key, first)) for group in part.param_groups]
+        owners += [(vars(part), first)] if _is_number(first) else []
+        found += [(owner, key, value) for owner, value in owners if _is_number(owner.get(key))]
     unknown = [key for key in part.state if not isinstance(key, Tensor) and key in memory.kept]
-    for key in unknown + [key for _, key, value in found if value is UNKNOWN]:
+    for key in unknown + [key for _, key, first in found if first is UNKNOWN]:
         raise UserError(
             f"{type(part).__name__} counts in {key!r}, and what it starts with is not known: build a new optimizer instead"
         )
@@ -254,65 +274,30 @@ def _is_number(value: Any) -> bool:
     return single or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _forget(part: Any, starts: list[Any], everything: bool, chosen: Mapping[int, Tensor]) -> set[int]:
+def _forget(part: Any, counters: list[Any], everything: bool, chosen: set[int]) -> set[int]:
     """Clear the memory of one optimizer, and return the identities of the parameters whose state is dropped."""
     memory, dropped = _memory(part.__class__), set()
-    counting = {id(owner) for owner, _, _ in starts}
+    counting = {id(owner) for owner, _, _ in counters}
     shared = [key for key in part.state if not isinstance(key, Tensor)]  # k of MADGRAD
-    touched = [any(id(p) in chosen for p in group["params"]) for group in part.param_groups]
+    touched = {id(g) for g in part.param_groups if any(id(p) in chosen for p in g["params"])}
     together = shared or isinstance(part, LBFGS) or id(vars(part)) in counting
-    everything = everything or bool(together and any(touched))
-    restarting = {id(vars(part))} if everything else set()
-    for group, changed in zip(part.param_groups, touched, strict=True):
-        if forgets_all := everything or (changed and id(group) in counting):
-            restarting.add(id(group))
+    everything = everything or bool(together and touched)
+    restarting = {id(vars(part)), *map(id, part.param_groups)} if everything else touched & counting
+    for group in part.param_groups:
         for parameter in group["params"]:
-            if parameter in part.state and (forgets_all or id(parameter) in chosen):
+            if parameter in part.state and (id(group) in restarting or id(parameter) in chosen):
                 entry = part.state.pop(parameter)
-                for key, value in _tensors(entry):
-                    if key in memory.kept - memory.copies:
-                        value.fill_(group.get("initial_accumulator_value", 0.0))  # of Adagrad
                 if kept := {key: value for key, value in entry.items() if key in memory.kept}:
                     part.state[parameter] = kept
+                for key, value in kept.items():
+                    if isinstance(value, Tensor) and key not in memory.copies:
+                        value.fill_(group.get("initial_accumulator_value", 0.0))  # of Adagrad
                 dropped.add(id(parameter))
-    for owner, key, first in starts:
-        if id(owner) in restarting and first is None:
+    for owner, key, first in counters:
+        if id(owner) in restarting and first is ABSENT:
             del owner[key]
         elif id(owner) in restarting:
             owner[key] = first
     for key in shared if everything else ():
         del part.state[key]
     return dropped
-
-
-def _parameters(changed: Report | Iterable[Tensor] | None, policy: str) -> list[Tensor]:
-    hint = "give the report of the treatment, or the parameters themselves"
-    if changed is None and policy == "clear_changed":
-        raise UserError(f"optimizer_state='clear_changed' without changed parameters: {hint}")
-    if isinstance(changed, Tensor | Report):
-        return [changed] if isinstance(changed, Tensor) else changed.parameters
-    found = list(changed or ())
-    if wrong := [entry for entry in found if not isinstance(entry, Tensor)]:
-        raise UserError(f"changed holds {wrong[0]!r}, which is not a parameter: {hint}")
-    return found
-
-
-def _check_stepped(optimizers: list[Optimizer], chosen: Mapping[int, Tensor]) -> None:
-    """Raise UserError if the optimizers seem to step copies of the changed parameters, which restore the old values."""
-    stepped = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    left = [p for key, p in chosen.items() if key not in stepped]
-    in_half = [p for p in left if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)]
-    if stepped and (in_half or (left and len(left) == len(chosen))):
-        example = (in_half or left)[0]
-        raise UserError(
-            f"{len(in_half or left)} changed parameters, the first {tuple(example.shape)} in {example.dtype}, are stepped "
-            "by none of these optimizers: if they step float32 copies, the next step brings the old weights back; write the "
-            "new weights into the copies and give these as `changed`, else give the optimizer of this model, built anew if "
-            "a method such as plasticity_injection has replaced its parameters"
-        )
-
-
-def check_policy(policy: str) -> None:
-    """Raise UserError for an unknown policy."""
-    if policy not in POLICIES:
-        raise UserError(f"optimizer_state={policy!r}: choose one of {', '.join(POLICIES)}")

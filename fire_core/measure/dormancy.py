@@ -9,7 +9,7 @@ after that function and the product of a gated block are therefore part of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +31,8 @@ def dormancy_scores(activations: Tensor) -> Tensor:
         activations: (samples, units) or (samples, channels, ...); a channel counts as one unit.
     Returns: (units,), with mean 1; all 0 if all activations of the layer are 0.
     """
-    return relative_to_layer(
-        _magnitudes(activations).mean(dim=[d for d in range(activations.ndim) if d != 1])
-    )
+    dims = [dim for dim in range(activations.ndim) if dim != 1]
+    return relative_to_layer(_magnitudes(activations).mean(dim=dims))
 
 
 def relative_to_layer(magnitudes: Tensor) -> Tensor:
@@ -41,26 +40,23 @@ def relative_to_layer(magnitudes: Tensor) -> Tensor:
     return magnitudes / magnitudes.mean().clamp_min(torch.finfo(magnitudes.dtype).tiny)
 
 
-class Dormancy(NamedTuple):
-    """scores: (units,) of each layer that was measured. unmeasured: number of hidden layers that were not, because a product
-    reads their activations after they were mixed. features: what the Linear that runs last reads (samples, units), if any.
-    """
-
-    scores: list[Tensor]
-    unmeasured: int
-    features: Tensor | None
+def _magnitudes(activations: Tensor) -> Tensor:
+    return (activations if activations.dtype == torch.float64 else activations.float()).abs()
 
 
 def dormancy_of(
     net: nn.Module, inputs: Any, counted: Callable[[nn.Module | None], bool] = lambda module: True
-) -> Dormancy:
+) -> tuple[list[Tensor], int, Tensor | None]:
     """Return the scores of each hidden layer in one pass of `inputs` through `net`, in its present mode.
 
     A layer counts once, where it is first read. Branches of one layer with a nonlinear function each (CReLU) are units of
     their own. The sum of two layers, as on a residual stream, counts as the later of them. If no layer reads any units,
     these are the scores of the output.
 
-    counted: function of the module that runs; where it returns False, the layer is left out.
+    Args:
+        counted: function of the module that runs; where it returns False, the layer is left out.
+    Returns: the scores (units,) of each layer that was measured; the number of hidden layers that were not, because a
+        product reads their activations after they were mixed; what the Linear that runs last reads, (samples, units).
     """
     scores: dict[int, list[Tensor]] = {}
     lost: set[int] = set()
@@ -71,7 +67,7 @@ def dormancy_of(
         group = trace.groups[number]
         return group.active and counted(trace.layers[group.place].owner)
 
-    def note(activations: Tensor, source: Source, reader: str | None = None) -> None:
+    def note(activations: Tensor, source: Source, reader: str | None, *_: Any) -> None:
         nonlocal features
         module = net.get_submodule(reader) if reader is not None else None
         if isinstance(module, nn.Linear) and counted(module):
@@ -82,12 +78,10 @@ def dormancy_of(
         if source.labels is None or not active:
             return
         labels, magnitudes = by_label(activations, source.labels)
+        fresh = ~torch.isin(labels, torch.cat([labels[:0], *(each.to(labels.device) for each in seen)]))
         for place in sorted(trace.places(active) - mixed):
-            new = torch.stack([labels >> 32 == n for n in active if trace.groups[n].place == place]).any(
-                dim=0
-            )
-            for scored in seen:
-                new = new & ~torch.isin(labels, scored.to(labels.device))
+            of_layer = [labels >> 32 == n for n in active if trace.groups[n].place == place]
+            new = fresh & torch.stack(of_layer).any(dim=0)
             if new.any():
                 scores.setdefault(place, []).append(relative_to_layer(magnitudes[new]))
                 seen.append(labels[new])
@@ -95,9 +89,8 @@ def dormancy_of(
     trace = UnitTrace(note)
     output = trace.run(net, inputs)
     for tensor, source in trace.sources(output) if not scores else ():
-        note(tensor, source)
-    found = [each for layer in scores.values() for each in layer]
-    return Dormancy(found, len(lost - scores.keys()), features)
+        note(tensor, source, None)
+    return [each for layer in scores.values() for each in layer], len(lost - scores.keys()), features
 
 
 def by_label(activations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,10 +102,6 @@ def by_label(activations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     found, place, count = small.flatten().unique(return_inverse=True, return_counts=True)
     sums = torch.zeros(len(found), dtype=torch.float64, device=a.device)
     return found, (sums.index_add_(0, place, means.flatten().double()) / count).to(a.dtype)
-
-
-def _magnitudes(activations: Tensor) -> Tensor:
-    return (activations if activations.dtype == torch.float64 else activations.float()).abs()
 
 
 def dormancy(
@@ -139,11 +128,10 @@ def dormancy(
             why = "; ".join(f"{name} {reason}" for name, reason in list(reasons.items())[:4])
             raise UserError(f"{type(net).__name__} has no hidden units that can be told apart: {why}")
     totals: dict[str, Any] = {}
-    recorder = Recorder(net, layers, lambda units: units.float().abs().sum(dim=0), always=True)
-    with in_mode(net, training=False), torch.no_grad(), recorder:
+    with in_mode(net, training=False), torch.no_grad():
         for inputs in batches:
-            recorder.values = {}
-            call(net, inputs)
+            with Recorder(net, layers, lambda units: units.float().abs().sum(dim=0), always=True) as recorder:
+                call(net, inputs)
             for name, value in recorder.values.items():
                 totals[name] = totals.get(name, 0.0) + value
     return {name: relative_to_layer(total) for name, total in totals.items()}

@@ -1,13 +1,10 @@
 """Measures of plasticity and stability: pure functions on tensors.
 
 Symbols: W is a weight matrix (out, in), H a feature matrix (samples, units), I the identity. All measures return a
-tensor on the input's device. All but `hessian_norm` compute in full float32 (float64 for float64 input), whatever
-autocast and TF32 are set to; `hessian_norm` computes in the precision of the loss that it is given.
+tensor on the input's device, and compute in full float32 (float64 for float64 input), whatever autocast and TF32 are set to.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -74,37 +71,3 @@ def feature_rank(features: Tensor, delta: float = 0.01) -> Tensor:
     total = singular.sum()
     reached = singular.cumsum(0) >= (1.0 - delta) * total
     return torch.where(total > 0, reached.int().argmax() + 1, 0)
-
-
-def hessian_norm(
-    loss: Callable[[], Tensor],
-    parameters: Iterable[Tensor],
-    *,
-    iterations: int = 30,
-    generator: torch.Generator,
-) -> Tensor:
-    """Return the largest absolute eigenvalue of the loss Hessian, by power iteration on Hessian-vector products.
-
-    The result is a lower bound that approaches the eigenvalue slowly where the two largest magnitudes are close.
-
-    Args:
-        loss: closure that returns a scalar, twice differentiable.
-        parameters: leaves to differentiate with respect to; those with requires_grad False, or that the loss
-            does not depend on, are left out.
-        iterations: number of Hessian-vector products.
-        generator: CPU generator of the starting vector.
-    Returns: scalar.
-    """
-    leaves = [p for p in parameters if p.requires_grad]
-    found = torch.autograd.grad(loss(), leaves, create_graph=True, allow_unused=True)
-    leaves = [p for p, gradient in zip(leaves, found, strict=True) if gradient is not None]
-    gradients = [gradient for gradient in found if gradient is not None]
-    vector = [torch.randn(p.shape, generator=generator).to(p) for p in leaves]
-    eigenvalue = torch.zeros(())
-    for _ in range(iterations):
-        norm = torch.stack([(v * v).sum() for v in vector]).sum().sqrt()
-        vector = [v / norm.clamp_min(torch.finfo(v.dtype).tiny) for v in vector]
-        product = torch.autograd.grad(gradients, leaves, vector, retain_graph=True, materialize_grads=True)
-        eigenvalue = torch.stack([(v * h).sum() for v, h in zip(vector, product, strict=True)]).sum()
-        vector = [h.detach() for h in product]
-    return eigenvalue.abs()

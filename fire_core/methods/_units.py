@@ -31,9 +31,10 @@ class LayerMethod(Method):
         self.memory: dict[str, dict[str, dict[str, Tensor]]] = {}
         self.recorders: dict[str, Any] = {}
         self.counts = {"steps": 0, "recycled": 0, "draws": 0}
+        self.pending: list[Any] = []  # what `before_step` leaves to `after_step`
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
-        """Return the tensors that the method remembers of one layer, by name, as they are at the start."""
+        """Return what the method remembers of one layer, by name, as it is at the start."""
         return {}
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> Any:
@@ -43,6 +44,9 @@ class LayerMethod(Method):
     def boundary(self, state: State) -> Report:
         self._start(state)
         return Report(method=self.name)
+
+    def after_skip(self, state: State) -> None:
+        self.pending = []
 
     def stream(self, state: State) -> torch.Generator:
         """Return a new CPU generator, whose seed depends on `state.generator`, the method and the earlier streams."""
@@ -78,9 +82,8 @@ class LayerMethod(Method):
                 self.layers.pop(name), self.memory.pop(name)
             if name not in self.recorders:
                 layers, device = self.find_layers(state, name), next(net.parameters()).device
-                self.memory.setdefault(
-                    name, {layer.name: self.start_memory(layer, device) for layer in layers}
-                )
+                memory = {layer.name: self.start_memory(layer, device) for layer in layers}
+                self.memory.setdefault(name, memory)
                 self.recorders[name] = self.watch(net, layers)
 
     def close(self) -> None:
@@ -111,8 +114,7 @@ class UnitMethod(LayerMethod):
 
     Args:
         fresh: new incoming weights of a unit: "default" (PyTorch's default draw), "he_uniform" (He's uniform draw, 2.45
-            times as wide) or "initial" (the unit's own first weights, for nets with an initialisation of
-            their own).
+            times as wide) or "initial" (the unit's own first weights, for nets with an initialisation of their own).
         reset_moments: clear the optimizers' moments of the entries that change.
     """
 
@@ -135,11 +137,6 @@ class UnitMethod(LayerMethod):
         """Return the indices on the CPU of the units that `choose` has returned for each layer: by default just those."""
         return chosen
 
-    def before_recycling(
-        self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], chosen: Tensor
-    ) -> None:
-        """Do what the method needs just before the units `chosen` are replaced; by default nothing."""
-
     def after_step(self, state: State) -> None:
         """Replace the units that `choose` picks from the activations of this step."""
         self._start(state)
@@ -149,11 +146,10 @@ class UnitMethod(LayerMethod):
             for layer in self.layers[name]:
                 measured = self.recorders[name].values.pop(layer.name, None)
                 if measured is not None:  # the first step of a run that starts in phase 0 was not recorded
-                    memory = self.memory[name][layer.name]
-                    scored.append((name, layer, memory, self.choose(net, layer, memory, measured)))
-        for (name, layer, memory, _), chosen in zip(scored, self.indices([one[-1] for one in scored])):
+                    chosen = self.choose(net, layer, self.memory[name][layer.name], measured)
+                    scored.append((name, layer, chosen))
+        for (name, layer, _), chosen in zip(scored, self.indices([chosen for *_, chosen in scored])):
             if len(chosen):
-                self.before_recycling(state.nets[name], layer, memory, chosen)
                 self.recycle(state, name, layer, chosen)
 
     def recycle(self, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:

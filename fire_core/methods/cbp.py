@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fire_core.errors import check_settings
 from fire_core.methods._units import UnitMethod
 from fire_core.methods.method import FIXTURE, register
+from fire_core.state import State
 from fire_core.units import UnitLayer, outgoing
 
 
@@ -84,31 +85,30 @@ class ContinualBackprop(UnitMethod):
         memory[key] = torch.lerp(value, memory[key].to(value.device), self.decay)
 
     @torch.no_grad()
-    def before_recycling(
-        self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], chosen: Tensor
-    ) -> None:
-        """Let the readers' biases compensate for the units, and set the units' memory to 0."""
+    def recycle(self, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
+        """Let the readers' biases compensate for the units, replace them, and set their memory to 0."""
+        net, memory = state.nets[name], self.memory[name][layer.name]
         if self.compensate:
             correction = 1 - self.decay ** memory["age"][chosen].double()
             mean = memory["mean"][chosen] / correction.to(memory["mean"])
-            for entries, (name, _) in zip(outgoing(net, layer), layer.outgoing, strict=True):
-                reader: Any = net.get_submodule(name)
+            for entries, (path, _) in zip(outgoing(net, layer), layer.outgoing, strict=True):
+                reader: Any = net.get_submodule(path)
                 if reader.bias is not None:
                     weight = entries.read(chosen=chosen).transpose(1, 2)  # (units, out, columns, ...)
                     shift = weight.flatten(2).sum(dim=2) * mean.to(weight)[:, None]
                     if reader.bias.ndim == 1:
                         reader.bias += shift.sum(dim=0)
                     else:  # one bias for each member of a stack
-                        reader.bias.index_add_(0, entries.index[0][chosen, 0].to(shift.device), shift)
-        memory["age"][chosen] = 0
-        memory["utility"][chosen] = 0.0
-        memory["mean"][chosen] = 0.0
+                        members = entries.place(chosen)[0][:, 0]
+                        reader.bias.index_add_(0, members.to(shift.device), shift)
+        for key in ("age", "utility", "mean"):
+            memory[key][chosen] = 0
+        super().recycle(state, name, layer, chosen)
 
 
 @torch.no_grad()
 def outgoing_magnitude(net: nn.Module, layer: UnitLayer) -> Tensor:
     """Return the sum of |w| over all outgoing weights of each unit, (units,) float32."""
-    parts = [
-        entries.read().float().abs().transpose(1, 2).flatten(1).sum(dim=1) for entries in outgoing(net, layer)
-    ]
+    weights = [entries.read().float().abs() for entries in outgoing(net, layer)]
+    parts = [weight.transpose(1, 2).flatten(1).sum(dim=1) for weight in weights]
     return torch.stack([part.to(parts[0].device) for part in parts]).sum(dim=0)

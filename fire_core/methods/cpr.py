@@ -48,7 +48,6 @@ class CPR(LayerMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_settings(self, rate="[0, 1]", every_steps="[1, inf)", decay="[0, 1)", sharpness="(0, inf)")
-        self._scores: list[tuple[dict[str, Tensor], Tensor]] = []
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
         """Return utilities of 1, (units,)."""
@@ -58,15 +57,12 @@ class CPR(LayerMethod):
         self._start(state)
         for name, net in state.nets.items():
             memory = self.memory[name]
-            self._scores += [(memory[each.name], gradient_scores(net, each)) for each in self.layers[name]]
-
-    def after_skip(self, state: State) -> None:
-        self._scores = []
+            self.pending += [(memory[each.name], gradient_scores(net, each)) for each in self.layers[name]]
 
     def after_step(self, state: State) -> None:
-        for memory, scores in self._scores:
+        for memory, scores in self.pending:
             memory["utility"] = torch.lerp(scores, memory["utility"].to(scores.device), self.decay)
-        self._scores = []
+        self.pending = []
         if self.counts["steps"] and self.counts["steps"] % self.every_steps == 0:
             for name, net in state.nets.items():
                 for layer in self.layers[name]:

@@ -14,7 +14,6 @@ from fire_core.methods.method import FIXTURE, register
 from fire_core.passes import first_input
 from fire_core.state import State
 from fire_core.units import UnitLayer
-from fire_core.units.recorder import samples_by_unit
 
 
 def effective_rank(features: Tensor) -> Tensor:
@@ -126,7 +125,7 @@ def rank_step(net: nn.Module, layers: list[UnitLayer], batches: list[Any], rate:
 
         def keep(module: nn.Module, arguments: Any, keywords: Any, layer: UnitLayer = layer) -> None:
             read = first_input(arguments, keywords)
-            features.append(samples_by_unit(read, layer, layer.outgoing[0][0], module))
+            features.append(layer.samples(read, layer.outgoing[0][0], module))
 
         reader = net.get_submodule(layer.outgoing[0][0])
         handles.append(reader.register_forward_pre_hook(keep, with_kwargs=True))

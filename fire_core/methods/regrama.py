@@ -47,12 +47,11 @@ class ReGraMa(ForgetfulUnitMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_settings(self, threshold="[0, inf)", every_steps="[1, inf)", most="[0, 1]")
-        self._chosen: list[tuple[str, UnitLayer, Tensor]] = []
 
     def before_step(self, state: State) -> None:
         if self.counts["steps"] and self.counts["steps"] % self.every_steps == 0:
             for name, net in state.nets.items():
-                self._chosen += [(name, each, self.due(net, each)) for each in self.find_layers(state, name)]
+                self.pending += [(name, each, self.due(net, each)) for each in self.find_layers(state, name)]
 
     def due(self, net: nn.Module, layer: UnitLayer) -> Tensor:
         """Return the indices of the units to replace (on the CPU)."""
@@ -61,11 +60,8 @@ class ReGraMa(ForgetfulUnitMethod):
         return scores.argsort(stable=True)[:count]
 
     def after_step(self, state: State) -> None:
-        for name, layer, chosen in self._chosen:
+        for name, layer, chosen in self.pending:
             if len(chosen):
                 self.recycle(state, name, layer, chosen)
-        self._chosen = []
+        self.pending = []
         self.counts["steps"] += 1
-
-    def after_skip(self, state: State) -> None:
-        self._chosen = []

@@ -8,16 +8,18 @@ others (residual stream), go through attention, run twice, or are the output lay
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from fire_core.passes import in_mode
+from fire_core.passes import first_input, in_mode
 from fire_core.targets.labels import is_mixed
-from fire_core.units.trace import UnitTrace
+from fire_core.targets.trace import Source
+from fire_core.units.trace import CONVOLUTIONS, UnitTrace, is_stack
 
 
 @dataclass(frozen=True)
@@ -46,20 +48,30 @@ class UnitLayer:
         each = dict(self.outgoing).get(module, 1)
         return torch.arange(self.units * each).view(self.units, each)
 
+    def samples(self, activations: Tensor, name: str, reader: nn.Module) -> Tensor:
+        """Return a reader's input as (samples, units); positions and the several columns of a unit count as samples."""
+        dims = [1] if isinstance(reader, CONVOLUTIONS) else [0, -1] if is_stack(reader) else [-1]
+        columns = activations.movedim(dims, list(range(-len(dims), 0))).flatten(-len(dims))
+        if name in self.columns:
+            by_unit = columns[..., self.columns[name].to(columns.device)]
+        else:
+            by_unit = columns.unflatten(-1, (self.units, -1))
+        return by_unit.mT.reshape(-1, self.units)
+
 
 @dataclass(frozen=True)
 class Entries:
     """The entries of one parameter, or of a tensor of its shape such as its gradient, that belong to each unit.
 
-    name: of the parameter. parameter: the parameter itself. index: place of each unit, empty if units are in order.
-    columns: whether units are columns of the weight, not rows.
+    name: of the parameter. parameter: the parameter itself. dims: its dimensions of units: of rows or columns, after that of
+    the members of a stack. places: of each unit along these, (units,) or (units, columns); or the shape that these have, if
+    units are in order.
     """
 
     name: str
     parameter: Tensor
-    units: int
-    index: tuple[Tensor, ...] = ()
-    columns: bool = False
+    dims: tuple[int, ...]
+    places: Tensor | tuple[int, ...]
 
     def read(self, tensor: Tensor | None = None, chosen: Any = slice(None)) -> Tensor:
         """Return the entries of the units `chosen` (default: all) in the parameter, or in a tensor of the same shape.
@@ -67,22 +79,25 @@ class Entries:
         Incoming weights are (units, in, ...), biases and gains (units,), outgoing weights (units, columns, out, ...). The
         result may be a view: to change the parameter, use `write`.
         """
-        return self._by_unit(tensor)[self._place(chosen)]
+        return self._by_unit(tensor)[self.place(chosen)]
 
     def write(self, values: Any, tensor: Tensor | None = None, chosen: Any = slice(None)) -> None:
         """Set these entries, in place, to `values`: a number, or a tensor of the shape that `read` returns."""
         by_unit = self._by_unit(tensor)
         with torch.no_grad():
-            by_unit[self._place(chosen)] = values.to(by_unit) if isinstance(values, Tensor) else values
+            by_unit[self.place(chosen)] = values.to(by_unit) if isinstance(values, Tensor) else values
+
+    def place(self, chosen: Any) -> tuple[Any, ...]:
+        """Return the index of the units `chosen`: along units if they are in order, else along each of `dims`."""
+        if isinstance(self.places, tuple):
+            return (chosen,)
+        size = self.parameter.shape[self.dims[-1]]
+        return (self.places[chosen] // size, self.places[chosen] % size)[-len(self.dims) :]
 
     def _by_unit(self, tensor: Tensor | None) -> Tensor:
         whole = self.parameter.detach() if tensor is None else tensor
-        if self.columns:
-            whole = whole.transpose(*([1, 2] if len(self.index) > 1 else [0, 1]))
-        return whole if self.index or not self.columns else whole.unflatten(0, (self.units, -1))
-
-    def _place(self, chosen: Any) -> Any:
-        return tuple(part[chosen] for part in self.index) or (chosen,)
+        moved = whole.movedim(self.dims, tuple(range(len(self.dims))))
+        return moved.unflatten(0, self.places) if isinstance(self.places, tuple) else moved
 
 
 def incoming(net: nn.Module, layer: UnitLayer) -> list[Entries]:
@@ -90,9 +105,9 @@ def incoming(net: nn.Module, layer: UnitLayer) -> list[Entries]:
     found = []
     for name in layer.incoming:
         module = net.get_submodule(name)
-        index = _members(module, torch.arange(layer.units), 0)
+        rows = ((0, 1), torch.arange(layer.units)) if is_stack(module) else ((0,), (layer.units,))
         for kind, parameter in module.named_parameters(recurse=False):
-            found.append(Entries(f"{name}.{kind}".lstrip("."), parameter, layer.units, index))
+            found.append(Entries(f"{name}.{kind}".lstrip("."), parameter, *rows))
     return found
 
 
@@ -101,18 +116,59 @@ def outgoing(net: nn.Module, layer: UnitLayer) -> list[Entries]:
     found = []
     for name, _ in layer.outgoing:
         module: Any = net.get_submodule(name)
-        columns = layer.columns_in(name)
-        index = _members(module, columns, 1) or ((columns,) if name in layer.columns else ())
-        found.append(Entries(f"{name}.weight".lstrip("."), module.weight, layer.units, index, columns=True))
+        stacked = is_stack(module)
+        in_order = not stacked and name not in layer.columns
+        places = (layer.units, -1) if in_order else layer.columns_in(name)
+        found.append(
+            Entries(f"{name}.weight".lstrip("."), module.weight, (0, 2) if stacked else (1,), places)
+        )
     return found
 
 
-def _members(module: Any, places: Tensor, dim: int) -> tuple[Tensor, ...]:
-    """Return members of a stack (stack, out, in), and rows (dim 0) or columns (dim 1) in each; () if it is no stack."""
-    if getattr(module, "stacked_matrices", False) is not True:
-        return ()
-    size = module.weight.shape[1 + dim]
-    return places // size, places % size
+class Recorder:
+    """Hooks that record the activations of unit layers in forward passes, until `remove`.
+
+    Args:
+        reduce: function of the activations (samples, units) of one layer, as its first reader receives them.
+        always: record every pass, not only those in training mode with gradients.
+    Attributes:
+        values: result of `reduce` in the latest recorded pass, by name of the layer.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        layers: Iterable[UnitLayer],
+        reduce: Callable[[Tensor], Tensor],
+        *,
+        always: bool = False,
+    ) -> None:
+        self.values: dict[str, Tensor] = {}
+        self.net = net
+        self._handles = [self._record(layer, reduce, always) for layer in layers]
+
+    def _record(self, layer: UnitLayer, reduce: Callable[[Tensor], Tensor], always: bool) -> RemovableHandle:
+        name = layer.outgoing[0][0]
+
+        def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            if always or (module.training and torch.is_grad_enabled()):
+                with torch.no_grad():
+                    read = first_input(arguments, keywords).detach()
+                    self.values[layer.name] = reduce(layer.samples(read, name, module))
+
+        return self.net.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+
+    def remove(self) -> None:
+        """Remove the hooks; `values` stay."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
 
 
 def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict[str, str]]:
@@ -126,24 +182,27 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
         inputs: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
     Returns: a list of UnitLayer, and a dict from module names to reasons.
     """
-    trace = UnitTrace()
+    reads: list[tuple[Source, str | None, str, Tensor | None]] = []
+    trace = UnitTrace(lambda tensor, *read: reads.append(read))
     with in_mode(net, training=False):
         output = trace.run(net, inputs)
     modules = [layer.module for layer in trace.layers]
     reasons = {name: f"runs {n} times" for name, n in Counter(modules).items() if name and n > 1}
 
     def leave_out(places: Iterable[int], why: str) -> None:
-        reasons.update({name: why for place in places if (name := modules[place]) and name not in reasons})
+        for place in places:
+            if name := modules[place]:
+                reasons.setdefault(name, why)
 
     for _, source in trace.sources(output):
         leave_out(trace.places({*source.lost, *trace.groups_in(source)}) | source.gates, "feeds the output")
     for place, why in trace.troubles.items():
         leave_out([place], why)
     found: dict[frozenset[int], tuple[int, dict[str, Tensor]]] = {}  # gated layers -> one, columns by reader
-    for reader, reading, source, labels in trace.reads:
-        places = trace.places(trace.groups_in(source))
+    for source, reader, reading, labels in reads:
         for number, operation in source.lost.items() if is_mixed(source.labels) else ():
             leave_out(trace.places([number]), f"goes through {operation}")
+        places = trace.places(trace.groups_in(source))
         if reader is None:
             leave_out(places | source.gates, f"goes through {reading}")
             continue
@@ -168,7 +227,7 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
         norms = {norm: each for norm, each in channels.items() if each is not None and each.shape[1] == 1}
         orders = {
             name: each
-            for name, each in {**readers, **norms}.items()
+            for name, each in (readers | norms).items()
             if not torch.equal(each.flatten(), torch.arange(each.numel()))
         }
         outgoing = tuple((reader, each.shape[1]) for reader, each in readers.items())

@@ -71,25 +71,25 @@ def recycle(
     if why := why_not(net, layer):
         raise UserError(f"the units of {layer.name!r} cannot be replaced: it {why}")
     optimizers = list(optimizers)
+
+    def change(entries: Entries, values: Tensor | float) -> None:
+        entries.write(values, chosen=chosen)
+        clear_moments(optimizers, entries, chosen)
+
     for entries in incoming(net, layer):
-        fresh: Tensor | float = 0.0
+        old = entries.read(chosen=chosen)
         if initial is not None:
-            fresh = entries.read(initial[entries.name], chosen)
-        elif entries.read().ndim > 1:
-            fresh = draw(law, entries.read(chosen=chosen).shape, generator)
-        entries.write(fresh, chosen=chosen)
-        clear_moments(optimizers, entries, chosen)
+            change(entries, entries.read(initial[entries.name], chosen))
+        else:
+            change(entries, draw(law, old.shape, generator) if old.ndim > 1 else 0.0)
     for name in layer.norms:
-        norm = net.get_submodule(name)
+        channels = layer.columns_in(name)[:, 0]
         for key, value in {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}.items():
-            tensor = getattr(norm, key, None)
+            tensor = getattr(net.get_submodule(name), key, None)
             if isinstance(tensor, Tensor) and tensor.ndim:
-                entries = Entries(f"{name}.{key}", tensor, layer.units, _channels(layer, name, tensor))
-                entries.write(value, chosen=chosen)
-                clear_moments(optimizers, entries, chosen)
+                change(Entries(f"{name}.{key}", tensor, tuple(range(tensor.ndim)), channels), value)
     for entries in outgoing(net, layer):
-        entries.write(0.0, chosen=chosen)
-        clear_moments(optimizers, entries, chosen)
+        change(entries, 0.0)
     return len(chosen)
 
 
@@ -101,9 +101,3 @@ def clear_moments(
         for value in optimizer.state.get(entries.parameter, {}).values():
             if isinstance(value, Tensor) and value.shape == entries.parameter.shape:
                 entries.write(0.0, value, chosen)
-
-
-def _channels(layer: UnitLayer, norm: str, tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the places of a layer's units in a tensor of a norm, (channels,) or (stack, channels)."""
-    channels = layer.columns_in(norm)[:, 0]
-    return (channels,) if tensor.ndim == 1 else (channels // tensor.shape[1], channels % tensor.shape[1])

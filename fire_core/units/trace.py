@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -21,14 +22,22 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def is_layer(module: Any) -> bool:
-    """Return whether a module is a Linear, a convolution, or a stack of Linear layers (stack, out, in)."""
-    stack = getattr(module, "stacked_matrices", False) is True
-    return isinstance(module, (nn.Linear, *CONVOLUTIONS)) or (stack and module.weight.ndim == 3)
+    """Return whether a module is a Linear, a convolution, or a stack of Linear layers."""
+    return isinstance(module, (nn.Linear, *CONVOLUTIONS)) or (is_stack(module) and module.weight.ndim == 3)
+
+
+def is_stack(module: Any) -> bool:
+    """Return whether a module is declared as a stack of Linear layers (stack, out, in)."""
+    return getattr(module, "stacked_matrices", False) is True
 
 
 def is_norm(module: nn.Module) -> bool:
     """Return whether a module is one of torch's norms, or declared as one (`is_norm = True`)."""
     return isinstance(module, NORMS) or getattr(module, "is_norm", False)
+
+
+def has_matrix(module: nn.Module) -> bool:
+    return any(p is not None and p.ndim > 1 for p in module._parameters.values())
 
 
 def channel_dims(norm: Any, output: Tensor) -> list[int]:
@@ -58,22 +67,18 @@ class UnitTrace(Trace):
     """Follows the units of what depends on the input.
 
     Attributes:
-        groups, layers: in order of execution; the place of a layer is its number in `layers`. reads: (module, operation,
-            source, columns) of the inputs of products, with the label of each input of the module as columns, None if they
-            differ between samples. troubles: place -> why its units have no owner. channels: norm -> labels of its channels.
+        groups, layers: in order of execution; the place of a layer is its number in `layers`. troubles: place -> why its
+            units have no owner. channels: norm -> labels of its channels.
 
-    on_read: called with each tensor that a product reads, its source, and the name of the reading module, if any.
+    on_read: called with each tensor that a product reads, its source, the name of the reading module, if any, the operation,
+        and the label of each input of the module, None if they differ between samples.
     """
 
-    def __init__(
-        self,
-        on_read: Callable[[Tensor, Source, str | None], None] = lambda tensor, source, module: None,
-    ) -> None:
+    def __init__(self, on_read: Callable[[Tensor, Source, str | None, str, Tensor | None], None]) -> None:
         super().__init__()
         self.on_read = on_read
         self.groups: list[Group] = []
         self.layers: list[Layer] = []
-        self.reads: list[tuple[str | None, str, Source, Tensor | None]] = []
         self.troubles: dict[int, str] = {}
         self.channels: dict[str, Tensor] = {}
         self._running: list[str] = []
@@ -83,30 +88,23 @@ class UnitTrace(Trace):
     def run(self, net: nn.Module, inputs: Any) -> Any:
         with ExitStack() as hooks:
             for name, module in net.named_modules():
-                for handle in self._watch(name, module):
-                    hooks.callback(handle.remove)
+                if is_layer(module) or is_norm(module) or has_matrix(module):
+                    hooks.callback(module.register_forward_pre_hook(partial(self._enter, name)).remove)
+                    hooks.callback(module.register_forward_hook(partial(self._leave, name)).remove)
             return super().run(net, inputs)
 
-    def _watch(self, name: str, module: nn.Module) -> Iterator[Any]:
-        has_weight = any(p is not None and p.ndim > 1 for p in module._parameters.values())
-        layer, norm = is_layer(module), is_norm(module)
+    def _enter(self, name: str, module: nn.Module, arguments: Any) -> None:
+        self._latest = module if has_matrix(module) else self._latest
+        if is_layer(module):
+            self._running.append(name)
 
-        def enter(module: nn.Module, arguments: Any) -> None:
-            self._latest = module if has_weight else self._latest
-            if layer:
-                self._running.append(name)
-
-        def leave(module: nn.Module, arguments: Any, output: Any) -> None:
-            if layer:
-                self._running.pop()
-            for leaf, source in self.sources(output) if norm else ():
-                channels = constant(source.labels, channel_dims(module, leaf))
-                if channels is not None:
-                    self.channels[name] = channels.flatten()
-
-        if has_weight or layer or norm:
-            yield module.register_forward_pre_hook(enter)
-            yield module.register_forward_hook(leave)
+    def _leave(self, name: str, module: nn.Module, arguments: Any, output: Any) -> None:
+        if is_layer(module):
+            self._running.pop()
+        for leaf, source in self.sources(output) if is_norm(module) else ():
+            channels = constant(source.labels, channel_dims(module, leaf))
+            if channels is not None:
+                self.channels[name] = channels.flatten()
 
     def places(self, groups: Iterable[int]) -> set[int]:
         """Return the places of the layers whose units are in some groups."""
@@ -120,7 +118,7 @@ class UnitTrace(Trace):
         for factor, source in reads:
             tensor = product.operands[factor]
             columns = constant(source.labels, product.along(tensor))
-            self._read(product.name, tensor, source, module if len(reads) == 1 else None, columns)
+            self.on_read(tensor, source, module if len(reads) == 1 else None, product.name, columns)
         if len(reads) == 2 or not result.ndim:
             return Source()
         sizes = product.sizes(result)
@@ -130,7 +128,7 @@ class UnitTrace(Trace):
 
     def attention(self, operation: Operation, known: Known) -> Source:
         for tensor, source in known:
-            self._read(operation.name, tensor, source, None, None)
+            self.on_read(tensor, source, None, operation.name, None)
         return Source()
 
     def elementwise(self, operation: Operation, known: Known, shape: torch.Size) -> Source:
@@ -181,10 +179,6 @@ class UnitTrace(Trace):
         joined, lost = combined(known), [n for _, source in known for n in self.groups_in(source)]
         return replace(joined, lost=dict.fromkeys(lost, why) | joined.lost, gates=frozenset())
 
-    def _read(self, operation: str, tensor: Tensor, source: Source, module: str | None, columns: Any) -> None:
-        self.reads.append((module, operation, source, columns))
-        self.on_read(tensor, source, module)
-
     def _trouble(self, places: set[int], why: str) -> None:
         for place in places:
             self.troubles.setdefault(place, why)
@@ -206,21 +200,17 @@ class UnitTrace(Trace):
         # what decides: the function, the constants among its arguments, and which tensors vary
         text = str(tree_map_only(Tensor, varies, (operation.args, operation.kwargs)))
         if (key := (operation.function, text)) not in self._affine:
-            self._affine[key] = is_affine(operation, varies)
+            varying = [leaf for leaf in operation.inputs if varies(leaf)]
+            self._affine[key] = operation.name in COPIES or is_affine(operation, varying)
         return self._affine[key]
 
 
-def is_affine(operation: Operation, varies: Callable[[Tensor], bool]) -> bool:
+def is_affine(operation: Operation, varying: list[Tensor]) -> bool:
     """Return whether an elementwise function is affine in the tensors that vary, jointly, at 64 points of two scales."""
-    if operation.name in COPIES:
-        return True
     draw = torch.Generator().manual_seed(0)
     scales = torch.tensor([[3.0], [30.0]], dtype=torch.float64)
-    ends = {
-        id(leaf): scales * (2 * torch.rand(2, 2, 64, generator=draw, dtype=torch.float64) - 1)
-        for leaf in operation.inputs
-        if varies(leaf)
-    }
+    points = [2 * torch.rand(2, 2, 64, generator=draw, dtype=torch.float64) - 1 for _ in varying]
+    ends = {id(leaf): scales * each for leaf, each in zip(varying, points, strict=True)}
 
     def at(share: float) -> Tensor:
         def of(leaf: Tensor) -> Tensor:

@@ -41,9 +41,10 @@ def test_joined_layers_know_their_columns():
     image = torch.relu(net.eval().norm(net.conv(x)))
     torch.testing.assert_close(dormancy(net, x.split(3))["conv"], dormancy_scores(image).detach())
     before = net.out.weight.detach().clone()
+    nn.init.constant_(net.norm.weight, 2.0)
     assert recycle(net, conv, torch.tensor([1]), generator=torch.Generator()) == 1
     assert (net.out.weight == before).all(dim=0).tolist() == [i not in (3, 6, 9, 12) for i in range(14)]
-    assert (net.out.weight[:, 3] == 0).all()
+    assert (net.out.weight[:, 3] == 0).all() and net.norm.weight.tolist() == [2.0, 1.0, 2.0]
 
 
 def test_integers_of_the_input_are_followed():

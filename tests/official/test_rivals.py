@@ -344,7 +344,7 @@ def test_regrama(case):
     for step, gradients in enumerate(known["gradients"], 1):
         give_gradients(net, channels_first(kind, gradients))
         treatment.before_step()
-        chosen = {f"{layer.name}.weight": units for _, layer, units in treatment.method._chosen}
+        chosen = {f"{layer.name}.weight": units for _, layer, units in treatment.method.pending}
         if f"alone{step}" not in known:
             treatment.after_step()
             continue

@@ -98,9 +98,6 @@ class OfficialCBP(WatchesOutputs, ContinualBackprop):
         memory["age"][channels] = 0
         self.counts["recycled"] += len(chosen)
 
-    def before_recycling(self, *arguments: Any) -> None:
-        """Do nothing: the readers' biases stay."""
-
 
 def linked_layers(net: nn.Module) -> list[UnitLayer]:
     """Return the layers of `chain` but the last, with their batch norms and the columns that each reader has per unit.
