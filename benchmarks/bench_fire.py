@@ -2,12 +2,12 @@
 
     python -m benchmarks.bench_fire [--rows resnet18 ...] [--kinds fresh ill collapsed] [--repeats 5] [--device cuda]
 
-Everything runs on one thread and is timed in processor time, on a GPU in wall-clock time. A ratio is the median over the
-rounds of (time of the loop / time of ours), so above 1 ours is faster. The loop has the published number of iterations and
-its list of matrices, and scales and writes back; `fire` also finds the matrices, checks the results and reports.
+On one thread, in processor time, on a GPU in wall-clock time. A ratio is the median over the rounds of (time of the loop /
+time of ours): above 1 ours is faster. The loop knows its matrices; `fire` finds them, checks the results and reports.
 """
 
 import copy
+import itertools
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -45,11 +45,8 @@ def model_of(row: str, kind: str) -> tuple[nn.Module, TargetTable]:
 
 
 def spoil(matrix: Tensor, kind: str) -> Tensor:
-    """Return a matrix (out, in) changed as `kind`, one of KINDS, says.
-
-    "fresh": unchanged. "ill": columns multiplied by 1 to 1e-4, evenly spaced in the logarithm. "collapsed": all
-    singular values but the largest tenth multiplied by 1e-3.
-    """
+    """Return a matrix (out, in), "fresh": unchanged, "ill": columns multiplied by 1 to 1e-4, evenly spaced in the logarithm,
+    or "collapsed": all singular values but the largest tenth multiplied by 1e-3."""
     if kind == "fresh":
         return matrix
     if kind == "ill":
@@ -78,11 +75,8 @@ def published_call(model: nn.Module, table: TargetTable, iterations: int) -> Non
 
 
 def measure(row: str, kind: str, repeats: int, device: str) -> dict[str, Any]:
-    """Return one line of bench_fire.csv.
-
-    The variants take turns, every second round in the opposite order, so that other work on the machine slows all of
-    them. A round before the first is not counted: it compiles, and fills the buffers of libraries.
-    """
+    """Return one line of bench_fire.csv. The variants take turns, every second round in the opposite order, so that other
+    work on the machine slows all of them. The first round, which compiles and fills buffers, is not counted."""
     model, table = model_of(row, kind)
     start, (_, rule, iterations) = copy.deepcopy(model.to(device).state_dict()), ROWS[row]
     work: dict[str, Callable[[], object]] = {
@@ -97,7 +91,7 @@ def measure(row: str, kind: str, repeats: int, device: str) -> dict[str, Any]:
 
     rounds = [{name: timed(name) for name in list(work)[:: (-1) ** n]} for n in range(repeats + 1)][1:]
     line = {"row": row, "kind": kind, "device": device, "iterations": iterations}
-    line |= {"call_seconds": statistics.median(each["loop"] for each in rounds)}
+    line["call_seconds"] = statistics.median(each["loop"] for each in rounds)
     for name in ("exact", "newton_schulz"):
         line[f"ratio_call_{name}"] = statistics.median(each["loop"] / each[name] for each in rounds)
     return line | {"repeats": repeats}
@@ -111,7 +105,6 @@ if __name__ == "__main__":
     command.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = command.parse_args()
     torch.set_num_threads(1)
-    for row in options.rows:
-        for kind in options.kinds:
-            line = measure(row, kind, options.repeats, options.device)
-            record("bench_fire", line, ("row", "kind", "device", "iterations"))
+    for row, kind in itertools.product(options.rows, options.kinds):
+        line = measure(row, kind, options.repeats, options.device)
+        record("bench_fire", line, ("row", "kind", "device", "iterations"))

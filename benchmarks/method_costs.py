@@ -3,9 +3,8 @@
     python -m benchmarks.method_costs [--methods fire dash ...] [--images 512]
     python -m benchmarks.method_costs --table-1 [--images 50000] [--device auto]
 
-On a CPU everything runs on one thread and is timed in processor seconds; on a GPU, the times are of the wall clock and
-the memory is that of tensors. The boundary is with its report. DASH computes gradients over `--images` images of the next
-phase: its cost grows with the data. The step is one batch of 32 images; its memory includes the optimizer.
+On a CPU on one thread, in processor seconds; on a GPU, in those of the wall clock, and with the memory of tensors. The cost
+of DASH's boundary grows with `--images`, the data of the next phase. A step is one batch of 32 images, with the optimizer.
 
 `--table-1` repeats the paper's Table 1: the boundary alone, with CIFAR-10's 50,000 images (random here) in batches of 256.
 DASH's pass over them takes about an hour on a CPU, so give it fewer.
@@ -64,7 +63,7 @@ def peak(work: Callable[[], float], gpu: bool = False) -> tuple[float, float]:
 
 
 def boundary(treatment: Attached) -> tuple[float, float]:
-    """Return seconds and peak MB of the method's own work at a boundary."""
+    """Return seconds and peak MB of a boundary with its report."""
     device = next(treatment.state.nets["net"].parameters()).device
     return peak(lambda: seconds(lambda: treatment.boundary(1), device), device.type == "cuda")
 

@@ -31,6 +31,13 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def set_precision(cfg: DictConfig) -> None:
+    """Let products of float32 matrices use TF32 where the config says so."""
+    tf32 = cfg.get("tf32") or cfg.get("precision") == "tf32"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.benchmark = True  # a run repeats its shapes: time the algorithms of each
+
+
 def check_machine(cfg: DictConfig) -> None:
     """Raise UserError for a device that cannot be used, and for compile=true where it cannot work."""
     device = pick_device(cfg.device)

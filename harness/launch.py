@@ -40,7 +40,7 @@ from harness import stop, sweep
 from harness.config import CONF, FOLDERS, compose, resolve, search_path
 from harness.device import check_machine, keep_freed_memory, pick_device
 from harness.manual import about, manual
-from harness.naming import changes, identity, is_sweep, name_run, place
+from harness.naming import changes, identity, is_sweep, named_folder, own_folder
 from harness.overrides import check_overrides, check_sweep
 from harness.pool import Pool
 from harness.runs import Run
@@ -114,14 +114,9 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
 
 def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], None]) -> None:
     """Check all runs of a sweep, then train them, several at a time, and show how they proceed."""
-
-    def check_run(cfg: DictConfig) -> None:
-        check_machine(cfg)
-        domain.check(cfg)
-
-    runs = check_sweep(domain, overrides, check_run)
-    names = [place(domain, cfg, typed) for typed, cfg in runs]
+    runs = check_sweep(domain, overrides)
     configs = [cfg for _, cfg in runs]
+    folders = [own_folder(domain, cfg, typed) for typed, cfg in runs]
     stop.raise_interrupt()
     stop.name_driver()
     here = not any(text.startswith("hydra/launcher=") for text in overrides)
@@ -130,13 +125,10 @@ def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], N
     minutes = [cfg.minutes or 0.0 for cfg in configs]
     for name in list(dict.fromkeys(str(cfg.experiment) for cfg in configs))[:3]:
         print(f"{name}: {about(name)}")
-    print(
-        f"sweep of {len(runs)} runs{f', {at_a_time} at a time' if here else ''}"
-        + (f", each at most {max(minutes):g} min on a CPU" if all(minutes) else "")
-        + f"; {sweep.LOG} in the folder of a run has its output",
-        flush=True,
-    )
-    with sweep.Display(names, domain.results) as display:
+    told = f", {at_a_time} at a time" if here else ""
+    told += f", each at most {max(minutes):g} min on a CPU" if all(minutes) else ""
+    print(f"sweep of {len(runs)} runs{told}; {sweep.LOG} in the folder of a run has its output", flush=True)
+    with sweep.Display(folders, domain.results) as display:
         if here:
             with Pool(jobs, job.modules()) as Job.pool:
                 start()
@@ -212,7 +204,7 @@ def open_run(domain: Domain, cfg: DictConfig, method: Method, **meta: Any) -> Ru
     facts = {"method": cfg.method.name, "domain": domain.name, "script": domain.script}
     facts |= {"overrides": changes(domain, typed), "data": OmegaConf.select(cfg, domain.shown[0])} | meta
     facts |= {"versions": versions(requirements(*domain.extras))}
-    return Run(numbers, name_run(domain, cfg, typed), trunk=trunk, meta=facts, saving=cfg.run)
+    return Run(numbers, named_folder(domain, cfg, typed), saving=cfg.run, trunk=trunk, **facts)
 
 
 def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, node: DictConfig) -> int:
@@ -224,7 +216,7 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
             cfg = resolve(domain, cfg)
             domain.check(cfg)
             if is_sweep():
-                folder = place(domain, cfg, list(node.overrides.task)).folder
+                folder = own_folder(domain, cfg, list(node.overrides.task))
                 if state_of(folder) == "done":
                     return 0
                 stack.enter_context(sweep.output_in(folder))

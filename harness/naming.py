@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from fire_core.methods import Method, create
+from fire_core.methods import Method
 from harness.config import options, parse
-from harness.runs.folders import fingerprint
-from harness.runs.record import RunName
+from harness.runs.folders import fingerprint, free_folder
 from harness.settings import Domain, keys
 
 LABEL_LENGTH = 60
@@ -44,16 +44,16 @@ def phase_0(domain: Domain, numbers: dict[str, Any]) -> dict[str, Any]:
     return {"domain": domain.name} | {key: value for key, value in numbers.items() if key not in elsewhere}
 
 
-def name_run(domain: Domain, cfg: DictConfig, typed: list[str]) -> RunName:
-    """Return the name of a run. `typed` are its overrides."""
+def named_folder(domain: Domain, cfg: DictConfig, typed: list[str]) -> Path:
+    """Return the folder with the name of a run. `typed` are its overrides."""
     name = label(cfg.method.name, changes(domain, typed))
-    return RunName(cfg.run.root, cfg.experiment, cfg.size, name, cfg.seed)
+    return Path(cfg.run.root, cfg.experiment, cfg.size, name, f"seed_{cfg.seed}")
 
 
-def place(domain: Domain, cfg: DictConfig, typed: list[str]) -> RunName:
-    """Return the name of a run with a folder that no other config has."""
-    numbers, _ = identity(domain, cfg, create(**cfg.method))
-    return name_run(domain, cfg, typed).free_for(fingerprint(numbers))
+def own_folder(domain: Domain, cfg: DictConfig, typed: list[str]) -> Path:
+    """Return the folder of a run, which no other config has."""
+    numbers = numbers_only(domain, OmegaConf.to_container(cfg))  # type: ignore[arg-type]
+    return free_folder(named_folder(domain, cfg, typed), fingerprint(numbers))
 
 
 def changes(domain: Domain, typed: list[str]) -> list[str]:

@@ -57,13 +57,15 @@ class Pool:
     def wait(self, fewer_than: int = 1) -> None:
         """Wait until fewer processes than this run: by default, until all have ended."""
         while True:
-            for process in self.running:
-                for number in self.asked[self._passed_on :]:
+            new = self.asked[self._passed_on :]
+            self._passed_on += len(new)
+            for number in new:
+                for process in self.running:
                     if process.exitcode is None:
                         os.kill(process.pid, number)
-            self._passed_on = len(self.asked)
-            self.codes += [process.exitcode for process in self.running if process.exitcode is not None]
-            self.running = [process for process in self.running if process.exitcode is None]
+            codes = {process: process.exitcode for process in self.running}
+            self.codes += [code for code in codes.values() if code is not None]
+            self.running = [process for process, code in codes.items() if code is None]
             if len(self.running) < fewer_than:
                 return
             time.sleep(POLL_SECONDS)

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from tqdm import tqdm
 from fire_core import Attached, Report, attach
 from fire_core.methods import create
 from harness import stop
-from harness.device import pick_device
+from harness.device import pick_device, set_precision
 from harness.launch import open_run
 from harness.runs import seeded
 from harness.settings import Domain
@@ -47,10 +48,7 @@ class OneProcess:
 
     is_leader = True
     position: tuple[int, ...] = ()  # of its random stream
-
-    def from_leader(self, value: Any) -> Any:
-        """Return the value that process 0 has."""
-        return value
+    from_leader = staticmethod(lambda value: value)  # the value that process 0 has
 
 
 class Session:
@@ -72,17 +70,15 @@ class Session:
         self.method = create(**cfg.method)
         self.run = open_run(domain, cfg, self.method, **facts) if self.world.is_leader else None
         self.device = pick_device(cfg.device)
-        tf32 = cfg.get("tf32") or cfg.get("precision") == "tf32"
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        torch.backends.cudnn.benchmark = True  # a run repeats its shapes: time the algorithms of each
+        set_precision(cfg)
         self.trigger = RunTrigger(cfg.get("trigger"))
-        self.at: dict[str, Any] = {"phase": 0, "step": 0}
+        self.at: Values = {"phase": 0, "step": 0}
         self.resumed = False  # from a checkpoint
         self.forked = False  # from the checkpoint of another run's phase 0
         self.repeat = 1  # environment steps in one step, in what is logged
         self.treatment: Attached
         self.bar = tqdm(disable=True)
-        self._kept: dict[str, Any] = {}
+        self._kept: Values = {}
         self._block = ExitStack()
         self._started = time.perf_counter()
 
@@ -104,7 +100,7 @@ class Session:
         """Save and load these objects, by their `state_dict` and `load_state_dict`, with every checkpoint."""
         self._kept |= parts
 
-    def __enter__(self) -> dict[str, Any]:
+    def __enter__(self) -> Values:
         if self.run:
             self._block.enter_context(self.run)
         else:
@@ -164,16 +160,15 @@ class Session:
         if due is None:
             return None
         act, cause = due
-        before = measure()
+        row = {f"before_{name}": value for name, value in measure().items()}
         report = self.treatment.boundary(act, also)
         where = {"phase": phase, "act": act, "step": self.at["step"] * self.repeat, "cause": cause}
         if self.run:
             self.run.boundary(report=report, **where)
         self.timing(boundary_seconds=report.seconds)
-        after = measure() | test()
+        row |= {f"after_{name}": value for name, value in (measure() | test()).items()}
         if self.run:
-            befores = {f"before_{name}": value for name, value in before.items()}
-            self.run.log(**where, **befores, **{f"after_{name}": value for name, value in after.items()})
+            self.run.log(**where, **row)
         self.say(f"act {act} ({cause}): {self.method.name}, {summary(report)}")
         self._started = time.perf_counter()
         return report
@@ -245,9 +240,7 @@ class Session:
 
 def summary(report: Report) -> str:
     """Return how many matrices were treated, in what time, and their mean deviation from isometry before and after."""
-    rows = report.treated()
-    if not rows:
+    if not (rows := report.treated()):
         return "no matrix treated"
-    before = sum(row.dfi_before for row in rows) / len(rows)
-    after = sum(row.dfi_after for row in rows) / len(rows)
+    before, after = (fmean(getattr(row, name) for row in rows) for name in ("dfi_before", "dfi_after"))
     return f"{len(rows)} matrices in {report.seconds:.3f} s; mean DfI {before:.1f} -> {after:.1f}"

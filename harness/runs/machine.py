@@ -44,12 +44,11 @@ def describe() -> dict[str, Any]:
 
 def write_meta(folder: Path, facts: dict[str, Any]) -> None:
     """Write meta.json at the start of a run: `facts`, `describe()`, and in `earlier` the commits of earlier starts."""
-    before, here = read_meta(folder), describe()
-    here["versions"] = facts.get("versions", {}) | here["versions"]
-    if before:
+    content = describe() | facts
+    if before := read_meta(folder):
         start = {key: before.get(key) for key in ("commit", "dirty", "started")}
-        here["earlier"] = [*before.get("earlier", []), start]
-    write_atomic(folder / "meta.json", json.dumps(facts | here, indent=1))
+        content["earlier"] = [*before.get("earlier", []), start]
+    write_atomic(folder / "meta.json", json.dumps(content, indent=1))
 
 
 def requirements(*extras: str) -> list[str]:

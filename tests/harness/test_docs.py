@@ -1,6 +1,7 @@
 """The documentation holds: its code runs, its commands and links exist, its tables are what commands print."""
 
 import contextlib
+import copy
 import dataclasses
 import importlib
 import inspect
@@ -44,8 +45,9 @@ def blocks(page: Path, language: str) -> list[str]:
 def surroundings() -> dict:
     """The names that the pages take for granted."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
-    copy = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    layers = nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)
+    model = nn.Sequential(*layers)
+    target = copy.deepcopy(model)
     optimizer = torch.optim.Adam(model.parameters())
     data = TensorDataset(torch.randn(8, 2, 4), torch.randint(3, (8,)))
     trained: list[int] = []
@@ -64,7 +66,7 @@ def surroundings() -> dict:
         return [(step, 1.0) for step in range(10)]
 
     names = {"torch": torch, "model": model, "optimizer": optimizer, "train": train, "trained": trained}
-    names |= {"q_network": model, "target_network": copy, "critics": SimpleNamespace(), "total_steps": 4}
+    names |= {"q_network": model, "target_network": target, "critics": SimpleNamespace(), "total_steps": 4}
     names |= {"datasets": [data] * 3, "dataset": data, "loader": [data.tensors], "training": training}
     names |= dict.fromkeys(("fixed_batch", "batch"), data.tensors[0]) | {"batches": [data.tensors[0]]}
     return names | {
@@ -112,16 +114,8 @@ def test_the_report_in_the_readme_is_that_of_a_new_mlp() -> None:
 def test_a_trial_takes_the_method_of_the_readme() -> None:
     known = run(ROOT / "README.md")
     model, initial = known["model"], known["initial"]
-    methods = ["fire", known["Spare"]()]
-    result = trial(
-        model,
-        known["optimizer"],
-        known["step"],
-        batches=range(20),
-        steps=10,
-        methods=methods,
-        initial=initial,
-    )
+    given = {"methods": ["fire", known["Spare"]()], "initial": initial}
+    result = trial(model, known["optimizer"], known["step"], batches=range(20), steps=10, **given)
     assert result.scores["spare"] != result.scores["none"]
 
 
@@ -193,10 +187,9 @@ def test_framework_recipes(name: str, tmp_path: Path) -> None:
 
 
 def test_the_example_method_does_what_the_page_says_and_keeps_the_contract(monkeypatch, tmp_path):
-    monkeypatch.setitem(
-        fire_core.methods.method.registry, ("shrink", "published"), None
-    )  # which removes it in the end
-    del fire_core.methods.method.registry["shrink", "published"]
+    registry = fire_core.methods.method.registry
+    monkeypatch.setitem(registry, ("shrink", "published"), None)  # which removes it in the end
+    del registry["shrink", "published"]
     page = HOW_TO / "add_a_method.md"
     names = run(page, __name__="fire_core.methods.shrink")
     model = names["model"]
