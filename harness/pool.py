@@ -8,9 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness import stop
@@ -37,7 +35,8 @@ class Pool:
         multiprocessing.resource_tracker.ensure_running()  # its start would end the block of signals in `start`
 
     def __enter__(self) -> Pool:
-        self._handlers = {number: signal.signal(number, self._note) for number in stop.SIGNALS}
+        note = lambda number, frame: self.asked.append(number)  # noqa: E731
+        self._handlers = {number: signal.signal(number, note) for number in stop.SIGNALS}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -50,8 +49,13 @@ class Pool:
         self.wait(fewer_than=self.places)
         if not self.asked:
             process = self._context.Process(target=_call, args=(function, *arguments))
-            with blocked():  # until the new process has handlers of its own
+            before = signal.pthread_sigmask(
+                signal.SIG_BLOCK, stop.SIGNALS
+            )  # until it has handlers of its own
+            try:
                 process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             self.running.append(process)
 
     def wait(self, fewer_than: int = 1) -> None:
@@ -78,23 +82,10 @@ class Pool:
             return 128 + self.asked[0]
         return max((stop.STOPPED if was_stopped(code) else 1 for code in self.codes if code), default=0)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked.append(number)
-
 
 def was_stopped(code: int) -> bool:
     """Return whether a process with this exit code was stopped by a signal."""
     return code == stop.STOPPED or (code - 128 if code > 128 else -code) in stop.SIGNALS
-
-
-@contextmanager
-def blocked() -> Iterator[None]:
-    """Hold back signals that ask to stop. Processes that are started meanwhile begin with them held back."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, stop.SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _call(function: Callable[..., object], *arguments: object) -> None:

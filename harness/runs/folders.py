@@ -74,7 +74,7 @@ def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return everything about a run except its numbers, as one row; `dirty` says whether any start used changed code."""
     meta = read_meta(path)
     trunk = read_meta(path.parents[3] / "trunks" / Path(str(meta["trunk"])).name) if "trunk" in meta else {}
-    changed = [part.get("dirty", False) for part in (*starts(meta), *starts(trunk))]
+    changed = [start.get("dirty", False) for start in (*_starts(meta), *_starts(trunk))]
     row = identify(path, meta) | {"path": str(path), "command": command_of(meta)}
     row |= {"commit": _commits(meta) or "unknown", "trunk_commit": _commits(trunk)}
     row |= {"dirty": any(changed) or (None if None in changed else False)}
@@ -83,14 +83,13 @@ def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     return row | {"protocol": _name(config["protocol"]) if config.get("protocol") else ""}
 
 
-def starts(meta: dict[str, Any]) -> list[dict[str, Any]]:
+def _starts(meta: dict[str, Any]) -> list[dict[str, Any]]:
     """Return commit, `dirty` and date of each start of a run, in order; a run that was stopped has several."""
     return [start for start in (*meta.get("earlier", []), meta) if start]
 
 
 def _commits(meta: dict[str, Any]) -> str:
-    """Return the commits of all starts, without repetition."""
-    return " ".join(dict.fromkeys(str(start.get("commit") or "unknown")[:10] for start in starts(meta)))
+    return " ".join(dict.fromkeys(str(start.get("commit") or "unknown")[:10] for start in _starts(meta)))
 
 
 def command_of(meta: dict[str, Any]) -> str:

@@ -88,31 +88,30 @@ def test_the_campaigns_of_the_repository_name_runs_that_exist(name, runs):
 
 
 @pytest.fixture
-def python(tmp_path, monkeypatch):
-    """A command that runs Python code in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    return lambda code: [sys.executable, "-c", code]
+def python(tmp_path):
+    """Makes a command of Python code, which runs in `tmp_path`."""
+    return lambda code: [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {code}"]
 
 
 LEAVE = "open('left', 'w')"
 
 
-def test_a_failed_sweep_neither_hides_nor_sinks_the_others(python, capfd):
+def test_a_failed_sweep_neither_hides_nor_sinks_the_others(python, tmp_path, capfd):
     assert train([python("raise SystemExit(3)"), python("raise SystemExit(75)"), python(LEAVE)]) == 1
-    assert Path("left").exists()
+    assert (tmp_path / "left").exists()
     said = capfd.readouterr().err.splitlines()
     assert said[0].startswith("failed (exit code 3): ") and said[1].startswith("stopped: ") and len(said) == 2
 
 
-def test_a_signal_to_the_campaign_reaches_the_running_sweep_and_starts_no_other(python):
-    wait = f"import os, time; os.kill({os.getpid()}, 15); time.sleep(60)"
+def test_a_signal_to_the_campaign_reaches_the_running_sweep_and_starts_no_other(python, tmp_path):
+    wait = f"import time; os.kill({os.getpid()}, 15); time.sleep(60)"
     assert train([python(wait), python(LEAVE)]) == 143
-    assert not Path("left").exists()
+    assert not (tmp_path / "left").exists()
 
 
-def test_no_sweep_starts_after_the_budget(python, capfd):
+def test_no_sweep_starts_after_the_budget(python, tmp_path, capfd):
     assert train([python(f"import time; time.sleep(1.5); open('{n}', 'w')") for n in "abc"], budget=1) == 0
-    assert os.listdir() == ["a"]
+    assert os.listdir(tmp_path) == ["a"]
     assert "the budget is used up before sweep 2 of 3" in capfd.readouterr().out
 
 

@@ -1,7 +1,6 @@
 """The documentation holds: its code runs, its commands and links exist, its tables are what commands print."""
 
 import contextlib
-import copy
 import dataclasses
 import importlib
 import inspect
@@ -45,9 +44,10 @@ def blocks(page: Path, language: str) -> list[str]:
 def surroundings() -> dict:
     """The names that the pages take for granted."""
     torch.manual_seed(0)
-    layers = nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)
-    model = nn.Sequential(*layers)
-    target = copy.deepcopy(model)
+    model, target = (
+        nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+        for _ in range(2)
+    )
     optimizer = torch.optim.Adam(model.parameters())
     data = TensorDataset(torch.randn(8, 2, 4), torch.randint(3, (8,)))
     trained: list[int] = []
