@@ -1,7 +1,5 @@
 """The domains, found through conf/: `declared_in` in `conf/<name>.yaml` is the module with its DOMAIN.
-
-`python -m harness.domains NAME` prints the methods that run in one of them.
-"""
+`python -m harness.domains NAME` prints the methods that run in one of them."""
 
 import importlib
 import sys

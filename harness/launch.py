@@ -1,10 +1,4 @@
-"""The entry point of every training script: checked overrides and config, run folder, exit codes.
-
-    @launch(DOMAIN)  # which the script's settings.py declares
-    def train(cfg): ...
-
-    if __name__ == "__main__":
-        train()
+"""The entry point of every training script: `@launch(DOMAIN) def train(cfg)`, with the DOMAIN of the script's settings.py.
 
 Before anything is written, `overrides` checks the command line and `settings` every value of the config.
 """
@@ -37,7 +31,7 @@ from fire_core.errors import UserError, clean_exit, first_line, print_error
 from fire_core.files import write_atomic
 from fire_core.methods import Method
 from harness import stop, sweep
-from harness.config import CONF, FOLDERS, compose, resolve, search_path
+from harness.config import FOLDERS, compose, resolve, search_path
 from harness.device import check_machine, keep_freed_memory, pick_device
 from harness.manual import about, manual
 from harness.naming import changes, identity, is_sweep, named_folder, own_folder
@@ -45,7 +39,7 @@ from harness.overrides import check_overrides, check_sweep
 from harness.pool import Pool
 from harness.runs import Run
 from harness.runs.folders import fingerprint, state_of
-from harness.runs.machine import requirements, versions
+from harness.runs.machine import ROOT, requirements, versions
 from harness.runs.record import FinishedElsewhere
 from harness.runs.stack import take_turns
 from harness.settings import Domain
@@ -97,10 +91,8 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
     if not line.multirun and any(o.startswith("search=") for o in overrides):
         raise UserError("search= is a sweep over the values of a method: add -m")
     # processes that a launcher starts find our packages whatever their working directory is
-    paths = [str(CONF.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    options = [word for word in arguments if word not in overrides]
-    sys.argv[1:] = [*overrides, *search_path(domain), *options]
+    os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
+    sys.argv[1:] = [*overrides, *search_path(domain), *(word for word in arguments if word not in overrides)]
     start = hydra.main(version_base="1.3", config_path=str(domain.conf), config_name=domain.name)(job)
     if line.multirun:
         _sweep(domain, job, overrides, start)
@@ -179,9 +171,9 @@ class Job:
 
     def modules(self) -> list[str]:
         """Return the modules that a process needs for a run: the script's, and what PyTorch imports at the first step."""
-        ours = self.script.is_relative_to(CONF.parent)
-        path = self.script.relative_to(CONF.parent).with_suffix("").parts if ours else ()
-        return [*filter(None, [".".join(path)]), "harness.launch", "torch._dynamo"]
+        ours = self.script.is_relative_to(ROOT)
+        script = [".".join(self.script.relative_to(ROOT).with_suffix("").parts)] if ours else []
+        return [*script, "harness.launch", "torch._dynamo"]
 
 
 def needs(domain: Domain) -> None:
@@ -215,8 +207,8 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
         try:
             cfg = resolve(domain, cfg)
             domain.check(cfg)
+            folder = own_folder(domain, cfg, list(node.overrides.task))
             if is_sweep():
-                folder = own_folder(domain, cfg, list(node.overrides.task))
                 if state_of(folder) == "done":
                     return 0
                 stack.enter_context(sweep.output_in(folder))
@@ -233,8 +225,8 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
             error, text = _about_disk(caught, cfg) or caught, traceback.format_exc()
             user_error = isinstance(error, UserError)
             print_error(error) if user_error else print(text, file=sys.stderr, flush=True)
-            if folder is not None:
-                with suppress(OSError):
+            with suppress(OSError):
+                if folder is not None and state_of(folder) not in ("done", "running"):  # by another process
                     write_atomic(folder / "FAILED", f"{error}\n\n{text}")
             return BAD_INPUT if user_error else 1
     if not is_sweep():

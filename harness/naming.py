@@ -22,26 +22,23 @@ IN_THE_PATH = ("experiment", "size", "method", "seed", "search")
 
 def identity(domain: Domain, cfg: DictConfig, method: Method) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return (settings that a run's numbers depend on, those that its phase 0 depends on, None if that is not shared)."""
-    numbers = numbers_only(domain, OmegaConf.to_container(cfg))  # type: ignore[arg-type]
-    shares = cfg.run.trunk and method.first_phase >= 1 and "trigger" not in cfg
-    return numbers, phase_0(domain, numbers) if shares else None
+    numbers = numbers_only(domain, cfg)
+    if not cfg.run.trunk or method.first_phase < 1 or "trigger" in cfg:
+        return numbers, None
+    elsewhere = ("method", "optimizer_state", "experiment", "size", *domain.at_boundary)
+    phase_0 = {key: value for key, value in numbers.items() if key not in elsewhere}
+    return numbers, {"domain": domain.name} | phase_0
 
 
-def numbers_only(domain: Domain, config: dict[str, Any]) -> dict[str, Any]:
+def numbers_only(domain: Domain, cfg: DictConfig) -> dict[str, Any]:
     """Return the part of a checked config that defines the numbers of a run; its hash is the run's identity."""
-    given, kept = OmegaConf.create(config), OmegaConf.create()
+    kept = OmegaConf.create()
     for name, each in keys(domain).items():
-        value = OmegaConf.select(given, name, default=MISSING)
-        counts = each.numbers(config) if callable(each.numbers) else each.numbers
+        value = OmegaConf.select(cfg, name, default=MISSING)
+        counts = each.numbers(cfg) if callable(each.numbers) else each.numbers
         if counts and value != MISSING and not (each.added and value is None):
             OmegaConf.update(kept, name, value)
     return OmegaConf.to_container(kept)  # type: ignore[return-value]
-
-
-def phase_0(domain: Domain, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that the numbers of phase 0 depend on; runs with the same settings share a trunk."""
-    elsewhere = ("method", "optimizer_state", "experiment", "size", *domain.at_boundary)
-    return {"domain": domain.name} | {key: value for key, value in numbers.items() if key not in elsewhere}
 
 
 def named_folder(domain: Domain, cfg: DictConfig, typed: list[str]) -> Path:
@@ -52,8 +49,7 @@ def named_folder(domain: Domain, cfg: DictConfig, typed: list[str]) -> Path:
 
 def own_folder(domain: Domain, cfg: DictConfig, typed: list[str]) -> Path:
     """Return the folder of a run, which no other config has."""
-    numbers = numbers_only(domain, OmegaConf.to_container(cfg))  # type: ignore[arg-type]
-    return free_folder(named_folder(domain, cfg, typed), fingerprint(numbers))
+    return free_folder(named_folder(domain, cfg, typed), fingerprint(numbers_only(domain, cfg)))
 
 
 def changes(domain: Domain, typed: list[str]) -> list[str]:

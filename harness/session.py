@@ -52,10 +52,8 @@ class OneProcess:
 
 
 class Session:
-    """One run of a script: its method, its run folder, and where it stands.
-
-    `at` is where the run stands: the phase of the data, the step, and what the script puts there. It is saved and loaded
-    with everything that was given to `attach` and `keep`.
+    """One run of a script. `at` is where it stands: the phase of the data, the step, and what the script puts there. It is
+    saved and loaded with everything that was given to `attach` and `keep`.
 
     Args:
         world: the processes of the run; only the leader has a run folder.

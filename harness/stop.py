@@ -62,10 +62,8 @@ def name_driver() -> None:
 
 @functools.cache
 def end_with_driver() -> None:
-    """From now on send this process SIGTERM when the process that started it is gone, killed for instance.
-
-    That is the driver of a sweep on this host, or torchrun. A process that a user started outlives its shell.
-    """
+    """From now on send this process SIGTERM when the driver of a sweep on this host, or torchrun, which started it, is gone,
+    killed for instance. A process that a user started outlives its shell."""
     host, _, driver = os.environ.get(DRIVER, "").partition(" ")
     if host == socket.gethostname() and driver != str(os.getpid()) and _exists(int(driver)):
         alive = functools.partial(_exists, int(driver))

@@ -3,8 +3,7 @@
     python vision/train.py -m experiment=fig2a_cifar10_resnet18 size=medium seed=26 \\
         method=none,full_reset,shrink_perturb,fire trial.share=.2 trial.repeat=1,2,3
 
-Methods and repeats start from the trunk of their seed. `python -m analysis.trial_evidence --root runs` compares them
-with the full runs.
+They start from the trunk of their seed. `python -m analysis.trial_evidence --root runs` compares them with full runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Triggers of runs: with `trigger=`, the method acts whenever a trigger fires, not at the boundaries of phases.
-
-A trigger sees what the script records, an epoch or an evaluation at a time. It is not told about boundaries. When it
-fires, the method acts before the next step.
-"""
+"""Triggers of runs: with `trigger=`, the method acts before the next step when a trigger fires, not at the boundaries of
+phases, of which it is not told. It sees what the script records, an epoch or an evaluation at a time."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ import yaml
 from filelock import FileLock, Timeout
 
 from fire_core.errors import UserError
-from fire_core.files import write_atomic
 from harness.domains import find
 
 NOT_EXPERIMENTS = {"notebooks", "trunks", "summary", "report", "figures", "tables"}
@@ -196,11 +195,6 @@ class FolderLock:
 
     def __exit__(self, *error: object) -> None:
         self.release()
-
-
-def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """Write the resolved configuration of a run or trunk."""
-    write_atomic(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

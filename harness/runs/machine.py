@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 
 from fire_core.files import write_atomic
 from harness.runs.folders import read_meta
@@ -42,8 +43,10 @@ def describe() -> dict[str, Any]:
     }
 
 
-def write_meta(folder: Path, facts: dict[str, Any]) -> None:
-    """Write meta.json at the start of a run: `facts`, `describe()`, and in `earlier` the commits of earlier starts."""
+def write_facts(folder: Path, config: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Write config.yaml and meta.json at the start of a run or trunk. The latter is `facts`, `describe()`, and in `earlier`
+    the commits of earlier starts."""
+    write_atomic(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     content = describe() | facts
     if before := read_meta(folder):
         start = {key: before.get(key) for key in ("commit", "dirty", "started")}
@@ -68,8 +71,8 @@ def versions(packages: Iterable[str] = ()) -> dict[str, str]:
 
 
 def hardware() -> str:
-    """Return number and name of the GPUs if there are any, otherwise the processor, its instruction set and number of cores.
-    Runs give the same digits only on the same instruction set."""
+    """Return number and name of the GPUs if there are any, otherwise the processor, its instruction set, on which digits
+    depend, and its number of cores."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     processor = platform.processor() or platform.machine()

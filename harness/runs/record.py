@@ -1,6 +1,6 @@
 """A run and its folder, as `harness.session` uses them: identity, metrics, checkpoints, signals and the trunk.
 
-`with run:` ends with DONE if the body has called `finish`, and with FAILED and the traceback after an error.
+`with run:` ends with DONE if the body has called `finish`; `launch` writes FAILED, with the traceback, after an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,16 +20,8 @@ from fire_core.files import remove_torn, write_atomic
 from fire_core.report import Report
 from harness.runs import checkpoint as checkpoints
 from harness.runs.checkpoint import Parts
-from harness.runs.folders import (
-    FolderLock,
-    fingerprint,
-    free_folder,
-    place_of,
-    read_meta,
-    state_of,
-    write_config,
-)
-from harness.runs.machine import describe, write_meta
+from harness.runs.folders import FolderLock, fingerprint, free_folder, place_of, read_meta, state_of
+from harness.runs.machine import describe, write_facts
 from harness.runs.metrics import METRICS, as_line, open_metrics, plain
 from harness.runs.stack import member, pause
 from harness.stop import STOPPED, StopRequest, say
@@ -108,8 +99,7 @@ class Run:
             remove_torn(self.folder)
             (self.folder / "FAILED").unlink(missing_ok=True)
             write_atomic(self.folder / "RUNNING", f"{os.getpid()}\n")
-            write_config(self.folder, self.config)
-            write_meta(self.folder, self.meta)
+            write_facts(self.folder, self.config, self.meta)
         except OSError as error:
             raise UserError(f"cannot write in {self.folder} ({error.strerror}): change run.root") from error
 
@@ -119,20 +109,11 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         with self._close:
-            try:
-                if error is None:
-                    self._end()
-                else:
-                    with suppress(OSError):
-                        self._metrics.close()
-            except Exception as late:  # the disk is full, as a rule
-                error = late
-                raise
-            finally:
-                if isinstance(error, Exception):
-                    with suppress(OSError):
-                        text = f"{error}\n\n" + "".join(traceback.format_exception(error))
-                        write_atomic(self.folder / "FAILED", text)
+            if error is None:
+                self._end()
+            else:
+                with suppress(OSError):
+                    self._metrics.close()
         # it came too late to save: no other run may begin; those of a stack have seen it
         if error is None and self._stop.name is not None and member() is None:
             signal.raise_signal(signal.Signals[self._stop.name])
@@ -167,8 +148,7 @@ class Run:
             return self._fork(trunk, fork or "end")
         remove_torn(trunk)  # of a process that was killed while it trained this trunk
         parts = checkpoints.load_latest(trunk / "checkpoint")
-        write_config(trunk, self.config)
-        write_meta(trunk, self.meta)
+        write_facts(trunk, self.config, self.meta)
         self.place = trunk
         return self._begin(parts)
 

@@ -160,8 +160,7 @@ def flip(path, bit):
 
 
 def test_a_flipped_bit_in_a_checkpoint_is_found_and_the_one_before_is_used(tmp_path, capsys):
-    run = open_run(tmp_path)
-    with run:
+    with open_run(tmp_path) as run:
         run.resume()
         for step in (2, 4):
             run.log(step=step)
@@ -240,8 +239,7 @@ def test_keeps_the_last_and_the_named(tmp_path):
 
 
 def test_non_finite_metrics_become_null(tmp_path):
-    run = open_run(tmp_path)
-    with run:
+    with open_run(tmp_path) as run:
         run.resume()
         run.log(step=1, loss=float("nan"), rank=torch.tensor(3))
     assert json.loads((run.folder / "metrics.jsonl").read_text()) == {"step": 1, "loss": None, "rank": 3}
@@ -263,8 +261,7 @@ def test_streams_are_pure_and_apart():
 def test_a_checkpoint_is_due_after_seconds_or_steps(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(record.time, "monotonic", lambda: now[0])
-    run = open_run(tmp_path, checkpoint_seconds=10, checkpoint_steps=5)
-    with run:
+    with open_run(tmp_path, checkpoint_seconds=10, checkpoint_steps=5) as run:
         run.resume()
         assert not run.due(4) and run.due(5)
         run.save(5, {})
