@@ -1,6 +1,7 @@
-"""Time of fire(model) against a plain Python loop of the published algorithm; `convergence` has the solvers' accuracy.
+"""Time of fire(model) against a plain Python loop of the published algorithm, and the accuracy of the solvers.
 
-    python -m benchmarks.bench_fire [--rows resnet18 ...] [--kinds fresh ill collapsed] [--repeats 5] [--device cuda]
+    python -m benchmarks.bench_fire [--rows resnet18 ...] [--repeats 5] [--device cuda]
+    python -m benchmarks.bench_fire --convergence    # DfI that the solvers leave; a median over the matrices of a network
 
 On one thread, in processor time, on a GPU in wall-clock time. A ratio is the median over the rounds of (time of the loop /
 time of ours): above 1 ours is faster. The loop knows its matrices; `fire` finds them, checks the results and reports.
@@ -18,11 +19,15 @@ from torch import Tensor, nn
 
 from benchmarks.measuring import parser, record, seconds
 from fire_core.projection import fire
+from fire_core.solvers.polar import polar
 from fire_core.targets import TargetTable, find_targets
 from language.model import Decoder, Shape
 from vision.models import build
 
 KINDS = ("fresh", "ill", "collapsed")
+PUBLISHED = {"solver": "newton_schulz", "normalize": "frobenius"}
+SOLVERS = {f"{n} iterations": PUBLISHED | {"iterations": n} for n in (5, 10, 20, 40)}
+SOLVERS |= {"exact": {"solver": "exact"}}
 # model, rule for its targets and published number of iterations. GPT's tied 50304 x 768 head is a target
 ROWS: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
     "resnet18": (partial(build, "resnet18", classes=10, channels=3, image_size=32), "all", 10),
@@ -97,14 +102,40 @@ def measure(row: str, kind: str, repeats: int, device: str) -> dict[str, Any]:
     return line | {"repeats": repeats}
 
 
+def matrices() -> dict[str, list[Tensor]]:
+    """Return the float32 matrices of each line of convergence.csv."""
+    generator = torch.Generator().manual_seed(1)
+
+    def gaussian(rows: int) -> Tensor:
+        return torch.randn(rows, 192, generator=generator)
+
+    left, right = (torch.linalg.qr(gaussian(192).double())[0] for _ in range(2))
+    found = {
+        "gaussian 192x192": [gaussian(192)],
+        "gaussian 768x192": [gaussian(768)],
+        "kaiming uniform 192x192": [torch.rand(192, 192, generator=generator) * 2 - 1],
+        "orthogonal + 1 % noise": [left.float() + 0.01 * gaussian(192)],
+        "log-spaced to 1e-4": [(left * torch.logspace(0, -4, 192, dtype=torch.float64) @ right.T).float()],
+    }
+    for kind in KINDS:
+        net, table = model_of("resnet18", kind)
+        found[f"ResNet-18, {kind}"] = [target.matrix(net).detach().float() for target in table.included]
+    return found
+
+
 if __name__ == "__main__":
     command = parser(__doc__)
     command.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS), metavar="ROW")
-    command.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS, metavar="KIND")
     command.add_argument("--repeats", type=int, default=5)
     command.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    command.add_argument("--convergence", action="store_true")
     options = command.parse_args()
     torch.set_num_threads(1)
-    for row, kind in itertools.product(options.rows, options.kinds):
+    for name, kind in matrices().items() if options.convergence else ():
+        line = {"matrices": name}
+        for title, setting in SOLVERS.items():
+            line[title] = float(torch.stack([polar(matrix, **setting).residual for matrix in kind]).median())
+        record("convergence", line, ["matrices"])
+    for row, kind in itertools.product(() if options.convergence else options.rows, KINDS):
         line = measure(row, kind, options.repeats, options.device)
         record("bench_fire", line, ("row", "kind", "device", "iterations"))

@@ -98,7 +98,6 @@ def rate(domain: str, changes: list[str], device: str, updates: int = 100) -> fl
     cfg = compose(find(domain), ["method=none", *changes])
     set_precision(cfg)
     step, counts = {"vision": vision, "language": language, "dqn": dqn, "sac": sac}[domain](cfg, device)
-    # the first round compiles
-    taken = min([seconds(lambda: [step() for _ in range(updates)], device, wall=True) for _ in range(4)][1:])
+    taken = [seconds(lambda: [step() for _ in range(updates)], device, wall=True) for _ in range(4)]
     torch.set_float32_matmul_precision("highest")
-    return updates * counts / taken
+    return updates * counts / min(taken[1:])  # the first round compiles

@@ -1,9 +1,6 @@
-"""From a command line to the config of one run.
-
-Hydra composes the defaults list of `conf/<script>.yaml`, once: beside files of `conf/`, the keys of the script from its
-dataclasses (`<script>_keys`), the section `at.<size>` of the experiment's file (`at/<experiment>/<size>`), and each method
-as the settings of its class. `resolve` then checks every value.
-"""
+"""From a command line to the config of one run. Hydra composes the defaults list of `conf/<script>.yaml`: beside files, the
+keys of the script from its dataclasses (`<script>_keys`), the section `at.<size>` of the experiment's file, as
+`at/<experiment>/<size>`, and each method as the settings of its class. `resolve` then checks every value."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ SIZES = ("smoke", "small", "medium", "paper")
 # keys of the composed config that are not settings of a run
 TABLES = ("at", "tuned", "domain", "declared_in", "hydra")
 
-
 # for `compile: ${compilable:${method.name}}`: compiled nets hide training passes from the hooks that a method has
 OmegaConf.register_new_resolver("compilable", lambda name: "activations" not in create(name).needs)
 
@@ -54,10 +50,8 @@ def compose(domain: Domain, overrides: list[str]) -> DictConfig:
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError) as error:
         if missing := getattr(error, "missing_cfg_file", None):
             group, _, name = missing.rpartition("/")
-            group = "size" if group.startswith("at/") else group
-            raise UserError(
-                f"{group}={name} does not exist{did_you_mean(name, error.options or ())}"
-            ) from error
+            group, near = group if group[:3] != "at/" else "size", did_you_mean(name, error.options or ())
+            raise UserError(f"{group}={name} does not exist{near}") from error
         raise UserError(f"cannot compose the config: {first_line(error)}") from error
 
 
@@ -88,8 +82,7 @@ def settings_of(cls: type[Method]) -> dict[str, Any]:
     elsewhere = read_yaml(CONF / "tuned.yaml").get(cls.name, {})
     method, node = cls(), {"name": cls.name}
     for name in (*(["variant"] if "variant" in elsewhere else []), *(each.name for each in fields(cls))):
-        default = getattr(method, name)
-        text = json.dumps(default)
+        text = json.dumps(getattr(method, name))
         for tuned in (elsewhere.get(name), f"{cls.name}.{name}"):
             text = f"${{oc.select:tuned.{tuned},{text}}}" if tuned else text
         node[name] = text

@@ -25,6 +25,7 @@ import torch
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fire_core.errors import UserError, clean_exit, first_line, print_error
@@ -34,12 +35,12 @@ from harness import stop, sweep
 from harness.config import FOLDERS, compose, resolve, search_path
 from harness.device import check_machine, keep_freed_memory, pick_device
 from harness.manual import about, manual
-from harness.naming import changes, identity, is_sweep, named_folder, own_folder
+from harness.naming import changes, identity, named_folder, own_folder
 from harness.overrides import check_overrides, check_sweep
 from harness.pool import Pool
 from harness.runs import Run
 from harness.runs.folders import fingerprint, state_of
-from harness.runs.machine import ROOT, requirements, versions
+from harness.runs.machine import ROOT, versions
 from harness.runs.record import FinishedElsewhere
 from harness.runs.stack import take_turns
 from harness.settings import Domain
@@ -148,14 +149,14 @@ class Job:
     stacks: ClassVar[dict[str, list[Any]]] = {}  # runs that wait for others to train with, by what they share
 
     def __call__(self, cfg: DictConfig) -> None:
-        run = cfg, HydraConfig.get()
+        run = cfg, (node := HydraConfig.get())
         if Job.pool is not None:
             shared = {key: value for key, value in OmegaConf.to_container(cfg).items() if key not in APART}
             stack = Job.stacks.setdefault(fingerprint(shared), [])
             stack.append(run)
             if len(stack) == cfg.get("stack", 1):
                 Job.pool.start(self.train, *Job.stacks.pop(fingerprint(shared)))
-        elif (code := self.train(run)) and not is_sweep():
+        elif (code := self.train(run)) and node.mode == RunMode.RUN:
             sys.exit(code)
 
     def train(self, *runs: tuple[DictConfig, DictConfig]) -> int:
@@ -195,7 +196,7 @@ def open_run(domain: Domain, cfg: DictConfig, method: Method, **meta: Any) -> Ru
     typed = list(HydraConfig.get().overrides.task)
     facts = {"method": cfg.method.name, "domain": domain.name, "script": domain.script}
     facts |= {"overrides": changes(domain, typed), "data": OmegaConf.select(cfg, domain.shown[0])} | meta
-    facts |= {"versions": versions(requirements(*domain.extras))}
+    facts |= {"versions": versions(*domain.extras)}
     return Run(numbers, named_folder(domain, cfg, typed), saving=cfg.run, trunk=trunk, **facts)
 
 
@@ -208,7 +209,7 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
             cfg = resolve(domain, cfg)
             domain.check(cfg)
             folder = own_folder(domain, cfg, list(node.overrides.task))
-            if is_sweep():
+            if node.mode == RunMode.MULTIRUN:
                 if state_of(folder) == "done":
                     return 0
                 stack.enter_context(sweep.output_in(folder))
@@ -229,7 +230,7 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
                 if folder is not None and state_of(folder) not in ("done", "running"):  # by another process
                     write_atomic(folder / "FAILED", f"{error}\n\n{text}")
             return BAD_INPUT if user_error else 1
-    if not is_sweep():
+    if node.mode == RunMode.RUN:
         root = "" if cfg.run.root == "runs" else f" --root {shlex.quote(cfg.run.root)}"
         print(f"table: python -m analysis tables --experiment {cfg.experiment} --size {cfg.size}{root}")
     return 0

@@ -70,7 +70,6 @@ def _key(domain: Domain, config: OmegaConf, name: str) -> tuple[str, str]:
     """Return a key with its value, and what it means and may be."""
     known = keys(domain)[name]
     value = OmegaConf.select(config, name)
-    value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
     shown = json.dumps(value) if value is None or isinstance(value, bool) else value
     must = known.wanted().removeprefix("give ").removeprefix("choose ")
     return f"{name} [{shown}]", f"{known.meaning} ({must})"

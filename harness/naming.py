@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from fire_core.methods import Method
@@ -61,11 +59,6 @@ def changes(domain: Domain, typed: list[str]) -> list[str]:
         if defines and key not in IN_THE_PATH and not override.is_hydra_override():
             changed.append(text)
     return sorted(changed)
-
-
-def is_sweep() -> bool:
-    """Return whether this process trains a run of a sweep."""
-    return HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def label(method: str, changed: list[str]) -> str:

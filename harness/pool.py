@@ -17,10 +17,8 @@ POLL_SECONDS = 0.05
 
 
 class Pool:
-    """At most `places` processes at a time. A signal that asks to stop is passed on to each, and no other one starts.
-
-    The processes are forked from one that has imported `modules`, so they start at once; it holds no GPU and no threads.
-    """
+    """At most `places` processes at a time. A signal that asks to stop is passed on to each, and no other one starts. They
+    are forked from one that has imported `modules`, so they start at once; it holds no GPU and no threads."""
 
     def __init__(self, places: int, modules: Sequence[str]) -> None:
         self.places = places
@@ -29,8 +27,7 @@ class Pool:
         self.asked: list[int] = []  # signals that have come
         self._passed_on = 0
         self._handlers: dict[int, Any] = {}
-        methods = multiprocessing.get_all_start_methods()
-        self._context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(modules))
         multiprocessing.resource_tracker.ensure_running()  # its start would end the block of signals in `start`
 

@@ -1,17 +1,7 @@
 """One run of a training script: where it stands, what it saves and logs, and its method.
 
-session = Session(DOMAIN, cfg, model=cfg.model.name)
-if session.finished:
-    return
-treatment = session.attach({"net": net}, {"net": optimizer})
-with session as at:  # with a checkpoint, `at` and all that is attached are those of the checkpoint
-    while at["step"] < cfg.steps:
-        session.intervene(phase, measure)  # at a boundary, or when the trigger has fired
-        ...                                # one step of training
-        at["step"] += 1
-        session.log(loss=...)
-        session.save_if_due()
-    session.finish({"net": net.state_dict()}, results)
+Unless the session is `finished`, a script calls `attach`; then, in `with session as at`, which loads a checkpoint, in each
+step `intervene`, which acts at a boundary or when the trigger has fired, `log` and `save_if_due`; in the end `finish`.
 """
 
 from __future__ import annotations
@@ -41,6 +31,8 @@ from harness.trial import seed_of
 from harness.trigger import RunTrigger
 
 Values = dict[str, Any]
+Measure = Callable[[], Values]
+Parameters = Callable[[], Iterable[nn.Parameter]]
 
 
 class OneProcess:
@@ -77,7 +69,6 @@ class Session:
         self.treatment: Attached
         self.bar = tqdm(disable=True)
         self._kept: Values = {}
-        self._block = ExitStack()
         self._started = time.perf_counter()
 
     @property
@@ -86,11 +77,11 @@ class Session:
         return self.world.from_leader(self.run.finished if self.run else None)
 
     def attach(
-        self, nets: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer], **given: Any
+        self, nets: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer], **own: Any
     ) -> Attached:
         """Return the method of the run with the nets and optimizers that it works on: `fire_core.attach`."""
         seed = seed_of(self.cfg, 1) if "trial" in self.cfg else self.cfg.seed
-        given = {"optimizer_state": self.cfg.optimizer_state, "compiled": bool(self.cfg.compile)} | given
+        given = {"optimizer_state": self.cfg.optimizer_state, "compiled": bool(self.cfg.compile)} | own
         self.treatment = attach(self.method, nets, optimizers, seed=seed, **given)
         return self.treatment
 
@@ -99,14 +90,16 @@ class Session:
         self._kept |= parts
 
     def __enter__(self) -> Values:
-        if self.run:
-            self._block.enter_context(self.run)
-        else:
-            stop.ignore()  # the leader saves, and tells
-        self._block.enter_context(seeded(self.cfg.seed, "train", *self.world.position))
-        saved = self.world.from_leader(self.run.resume(self.fork) if self.run else None)
-        if saved is not None:
-            self._load(saved)
+        with ExitStack() as block:
+            if self.run:
+                block.enter_context(self.run)
+            else:
+                stop.ignore()  # the leader saves, and tells
+            block.enter_context(seeded(self.cfg.seed, "train", *self.world.position))
+            saved = self.world.from_leader(self.run.resume(self.fork) if self.run else None)
+            if saved is not None:
+                self._load(saved)
+            self._block = block.pop_all()
         forked = bool(self.run and saved is not None and self.run.trunk not in (None, self.run.place))
         self.resumed, self.forked = saved is not None, self.world.from_leader(forked)
         self._started = time.perf_counter()
@@ -139,13 +132,8 @@ class Session:
         if saved["random_cuda"] and torch.cuda.is_available():
             torch.cuda.set_rng_state_all(saved["random_cuda"])
 
-    # ------------------------------------------------------------------------------------------------ in the loop
     def intervene(
-        self,
-        phase: int,
-        measure: Callable[[], Values],
-        test: Callable[[], Values] = dict,
-        also: Callable[[], Iterable[nn.Parameter]] | None = None,
+        self, phase: int, measure: Measure, test: Measure = dict, also: Parameters | None = None
     ) -> Report | None:
         """Let the method act if phase `phase` begins or the trigger has fired. Return the report, None if neither is so.
 
@@ -153,8 +141,7 @@ class Session:
         and `test`, and one row of metrics: phase, act, step, cause, before_<metric>, after_<metric>.
         """
         self.at["phase"] = phase
-        begins = phase > self.treatment.state.phase
-        due = self.trigger.due(phase if begins else None)
+        due = self.trigger.due(phase if phase > self.treatment.state.phase else None)
         if due is None:
             return None
         act, cause = due

@@ -92,10 +92,8 @@ def _exists(process: int) -> bool:
 
 
 class StopRequest:
-    """Notes the `name` of a signal from `watch` to `unwatch`. A later Ctrl-C is `urgent` and raises KeyboardInterrupt.
-
-    Handlers belong to the main thread. What it notes reaches the runs of a stack, which are other threads, too.
-    """
+    """Notes the `name` of a signal from `watch` to `unwatch`, in the main thread, for the runs of a stack in others, too. A
+    later Ctrl-C is `urgent` and raises KeyboardInterrupt."""
 
     all: ClassVar[WeakSet[StopRequest]] = WeakSet()  # of this process
 

@@ -48,10 +48,8 @@ def _unnamed(folder: Path) -> list[Path]:
 
 
 def load_latest(folder: Path) -> Parts | None:
-    """Return the parts of the newest unnamed checkpoint that can be read, None if there is none.
-
-    Prints a line about each newer one that is damaged. Raises UserError if all are.
-    """
+    """Return the parts of the newest unnamed checkpoint that can be read, None if there is none. Prints a line about each
+    newer one that is damaged. Raises UserError if all are."""
     for path in reversed(paths := _unnamed(folder)):
         try:
             return load(path)

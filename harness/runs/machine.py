@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -54,19 +53,13 @@ def write_facts(folder: Path, config: dict[str, Any], facts: dict[str, Any]) -> 
     write_atomic(folder / "meta.json", json.dumps(content, indent=1))
 
 
-def requirements(*extras: str) -> list[str]:
-    """Return the names of the packages that extras of pyproject.toml install."""
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    names = (re.match(r"[\w.-]+", line) for extra in extras for line in listed[extra])
-    return list(dict.fromkeys(name[0] for name in names if name))
-
-
-def versions(packages: Iterable[str] = ()) -> dict[str, str]:
-    """Return the versions of Python, torch, numpy and those of `packages`, such as simulators, that are installed."""
+def versions(*extras: str) -> dict[str, str]:
+    """Return the versions of Python, torch, numpy and of what extras of pyproject.toml install, such as simulators."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    for package in packages:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for package in (re.match(r"[\w.-]+", line) for extra in extras for line in listed[extra]):
         with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
+            found[package[0]] = metadata.version(package[0])
     return found
 
 

@@ -1,7 +1,5 @@
-"""A run and its folder, as `harness.session` uses them: identity, metrics, checkpoints, signals and the trunk.
-
-`with run:` ends with DONE if the body has called `finish`; `launch` writes FAILED, with the traceback, after an error.
-"""
+"""A run and its folder, as `harness.session` uses them: identity, metrics, checkpoints, signals and the trunk. `with run:`
+ends with DONE if the body has called `finish`; `launch` writes FAILED, with the traceback, after an error."""
 
 from __future__ import annotations
 
@@ -129,9 +127,8 @@ class Run:
     def resume(self, fork: str | None = None) -> Parts | None:
         """Return the parts of the checkpoint to resume from, None if training starts from scratch.
 
-        That is the newest checkpoint of this run; else the end (or checkpoint `fork`) of its finished trunk; else the
-        newest of the unfinished trunk, which this run then trains. Metrics after the checkpoint are cut off. A damaged
-        checkpoint is left out in favour of the one before.
+        That is the newest intact checkpoint of this run; else the end (or checkpoint `fork`) of its finished trunk; else
+        the newest of the unfinished trunk, which this run then trains. Metrics after the checkpoint are cut off.
         """
         parts = checkpoints.load_latest(self.folder / "checkpoint")
         if parts is None and self.trunk is not None:
@@ -204,7 +201,8 @@ class Run:
 
     def save(self, step: int, parts: Values, name: str | None = None) -> None:
         """Write a checkpoint. If it has no name, and `due` has seen a signal that asks to stop, exit with code 75."""
-        counted = {"_identity": self._owner(), "_metrics_bytes": self._metrics_on_disk()}
+        os.fsync(self._metrics.fileno())
+        counted = {"_identity": self._owner(), "_metrics_bytes": self._metrics.tell()}
         try:
             folder, keep = self.place / "checkpoint", self.saving.keep
             path = checkpoints.save(folder, step, parts | counted, name=name, keep=keep)
@@ -217,17 +215,11 @@ class Run:
             say(f"stopped by {self.stop_signal}; saved {path}; the same command resumes from there")
             sys.exit(STOPPED)
 
-    def _metrics_on_disk(self) -> int:
-        """Wait until every line is on the disk, and return their size in bytes."""
-        os.fsync(self._metrics.fileno())
-        return self._metrics.tell()
-
     def leave_trunk(self, step: int, parts: Values, fork: str | None = None) -> Parts | None:
         """End phase 0: finish the trunk for the other methods and continue in the run's own folder.
 
-        Returns the parts of checkpoint `fork`, which the caller must load; None if `fork` is None. A run without a
-        trunk saves nothing here and reads `fork` from its own folder. In that case its unnamed checkpoints are deleted,
-        so the caller should save at once.
+        Returns the parts of checkpoint `fork`, which the caller must load and save; None if `fork` is None. A run without
+        a trunk reads `fork` from its own folder, where the unnamed checkpoints are deleted.
         """
         if self.trunk is not None and self.place == self.trunk:
             self.save(step, parts, name="end")
@@ -245,19 +237,17 @@ class Run:
         return self._begin(checkpoints.load(self.folder / "checkpoint" / f"{fork}.pt"))
 
     def finish(self, summary: Values) -> None:
-        """Write summary.json; the run counts as done when the `with` body ends."""
-        self._metrics_on_disk()
+        """Write summary.json, after the last checkpoint; the run counts as done when the `with` body ends."""
         text = json.dumps({name: plain(value) for name, value in summary.items()}, indent=1)
         write_atomic(self.folder / "summary.json", text)
         self._complete = True
 
     def _wait_for(self, lock: FolderLock, trains: str, ready: Path | None = None) -> None:
         """Take a lock, after the process that holds it, or wait for the file `ready`. A signal ends the process."""
-        waited = False
+        waits = 0
         while not (ready is not None and ready.exists()) and not lock.acquire(wait=False):
-            if not waited:
+            if (waits := waits + 1) == 1:
                 print(f"waiting for another process that trains {trains}", flush=True)
-                waited = True
             if self._stop.name is not None:
                 say(f"stopped by {self._stop.name} while waiting; nothing is lost")
                 sys.exit(STOPPED)

@@ -1,8 +1,6 @@
-"""Runs that one process trains together, as a stack.
-
-Each run is a thread with the script's own loop, and one works at a time: until it needs what is computed for all of them at
-once (`meet`), waits for something else (`pause`), or ends. When all that do not wait have asked, it is computed.
-"""
+"""Runs that one process trains together, as a stack. Each is a thread with the script's own loop, and one works at a time:
+until it needs what is computed for all of them at once (`meet`), waits for something else (`pause`), or ends. When all that
+do not wait have asked, it is computed."""
 
 from __future__ import annotations
 
@@ -64,10 +62,8 @@ def member() -> Member | None:
 
 
 def meet(stage: int, work: Work, *arguments: Any) -> Any:
-    """Return the entry of this run in `work([arguments of each run])`, when all have asked. Raises what `work` raises.
-
-    Runs that have asked for a later stage go first, so that those that are out of step wait for them.
-    """
+    """Return the entry of this run in `work([arguments of each run])`, when all have asked. Raises what `work` raises. Runs
+    that have asked for a later stage go first, so that those that are out of step wait for them."""
     own = member()
     assert own is not None
     own.request = stage, work, arguments

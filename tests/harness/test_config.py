@@ -10,7 +10,7 @@ from fire_core.errors import UserError
 from fire_core.methods import Method, available, create
 from harness import config
 from harness.config import compose, content_of, domain_of, options, resolve, runs_of
-from harness.domains import find, names
+from harness.domains import find, modules
 from harness.manual import manual
 from harness.naming import LABEL_LENGTH, changes, identity, label
 from harness.overrides import check_overrides, check_sweep, compose_config
@@ -85,7 +85,7 @@ def test_a_mistake_is_one_line(override, answer):
 
 def test_every_value_of_conf_is_a_key_of_the_schema_and_every_key_has_a_meaning():
     hidden = ("experiment", "size", "method", "minutes")
-    for domain in map(find, names()):
+    for domain in map(find, modules()):
         text = manual(domain, everything=True)
         assert len(manual(domain).splitlines()) <= 80 and "--help all" in manual(domain)
         assert all(f"  {name} [" in text for name in keys(domain) if name not in hidden)
@@ -172,7 +172,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("domain", names())
+@pytest.mark.parametrize("domain", modules())
 def test_no_override_is_a_traceback(domain):
     """Ten overrides for each script, over every key and misspelt ones."""
     draw, domain = random.Random(f"fuzz {domain}"), find(domain)

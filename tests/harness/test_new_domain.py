@@ -127,9 +127,9 @@ def test_a_fifth_domain_runs_resumes_sweeps_and_is_in_a_table(tmp_path):
     assert record(stopped) == record(whole) and len(record(whole)) == 2  # the run and its shared first phase
 
     full = "from harness.runs import Run\ndef due(*_): raise OSError(28, 'No space left')\nRun.due = due"
-    said = script.run([f"run.root={root}", "method=clear"], full, (2,))
+    said = script.run([f"run.root={tmp_path / 'full'}"], full, (2,))
     assert said.splitlines()[-1].startswith("error: cannot write") and "Traceback" not in said
-    (failed,) = root.rglob("FAILED")
+    (failed,) = (tmp_path / "full").rglob("FAILED")
     assert failed.read_text().startswith("cannot write") and "Traceback" in failed.read_text()
     assert not (failed.parent / "RUNNING").exists()
 
