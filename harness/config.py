@@ -30,8 +30,7 @@ from harness.trigger import check_trigger
 
 FOLDERS = [CONF]  # of YAML files; `launch` adds that of a domain with a folder of its own
 SIZES = ("smoke", "small", "medium", "paper")
-# keys of the composed config that are not settings of a run
-TABLES = ("at", "tuned", "domain", "declared_in", "hydra")
+TABLES = ("at", "tuned", "domain", "declared_in", "hydra")  # keys of the composed config, but not of a run
 
 # for `compile: ${compilable:${method.name}}`: compiled nets hide training passes from the hooks that a method has
 OmegaConf.register_new_resolver("compilable", lambda name: "activations" not in create(name).needs)

@@ -66,7 +66,7 @@ class Display:
             if mark == self.before[folder] is not None:
                 continue  # no news; a run that failed before the sweep is about to start again
             self.state[folder] = "waiting" if state == "unfinished" else state
-            if state not in ("done", "failed"):
+            if state not in ("done", "failed") or mark is None:  # which starts again at this moment
                 continue
             self.before[folder] = mark
             self.minutes.append(_minutes(folder))
