@@ -101,7 +101,7 @@ docs: $(call with,suite explore docs) ## build the documentation site: build/sit
 	$(PY) -m analysis explore --root analysis/results --out build/site/explore.html
 bench_methods := method_costs
 bench_table1 := method_costs --table-1
-bench_convergence := convergence
+bench_convergence := bench_fire --convergence
 bench-speed: $(call with,suite vision language dqn sac) ## steps a second of the four training scripts
 	for domain in vision language dqn sac; do $(PY) -m benchmarks.speed $$domain || exit 1; done
 gpu-check: $(call with,suite vision language dqn sac) ## on a GPU: runs, speeds, cost of the paper; WRITE=1 keeps them, DEVICE=cpu

@@ -160,7 +160,7 @@ def load(root: str | Path = "runs", patterns: Sequence[str] = ("*",), size: str 
     alone. Raises UserError if `root` does not exist, or if one run counts twice."""
     rows, problems = list[dict[str, Any]](), list[str]()
     values, reports, matrices = list[pd.DataFrame](), list[dict[str, Any]](), list[pd.DataFrame]()
-    for path in folders.find_folders(root, None, size):
+    for path in folders.find_folders(root, size):
         if not matching([path.parents[2].name], patterns):
             continue
         try:

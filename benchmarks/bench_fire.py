@@ -1,13 +1,14 @@
-"""Time of fire(model) against a plain Python loop of the published algorithm; `convergence` has the solvers' accuracy.
+"""Time of fire(model) against a plain Python loop of the published algorithm, and the accuracy of the solvers.
 
-    python -m benchmarks.bench_fire [--rows resnet18 ...] [--kinds fresh ill collapsed] [--repeats 5] [--device cuda]
+    python -m benchmarks.bench_fire [--rows resnet18 ...] [--repeats 5] [--device cuda]
+    python -m benchmarks.bench_fire --convergence    # DfI that the solvers leave; a median over the matrices of a network
 
-Everything runs on one thread and is timed in processor time, on a GPU in wall-clock time. A ratio is the median over the
-rounds of (time of the loop / time of ours), so above 1 ours is faster. The loop has the published number of iterations and
-its list of matrices, and scales and writes back; `fire` also finds the matrices, checks the results and reports.
+On one thread, in processor time, on a GPU in wall-clock time. A ratio is the median over the rounds of (time of the loop /
+time of ours): above 1 ours is faster. The loop knows its matrices; `fire` finds them, checks the results and reports.
 """
 
 import copy
+import itertools
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -18,11 +19,15 @@ from torch import Tensor, nn
 
 from benchmarks.measuring import parser, record, seconds
 from fire_core.projection import fire
+from fire_core.solvers.polar import polar
 from fire_core.targets import TargetTable, find_targets
 from language.model import Decoder, Shape
 from vision.models import build
 
 KINDS = ("fresh", "ill", "collapsed")
+PUBLISHED = {"solver": "newton_schulz", "normalize": "frobenius"}
+SOLVERS = {f"{n} iterations": PUBLISHED | {"iterations": n} for n in (5, 10, 20, 40)}
+SOLVERS |= {"exact": {"solver": "exact"}}
 # model, rule for its targets and published number of iterations. GPT's tied 50304 x 768 head is a target
 ROWS: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
     "resnet18": (partial(build, "resnet18", classes=10, channels=3, image_size=32), "all", 10),
@@ -45,11 +50,8 @@ def model_of(row: str, kind: str) -> tuple[nn.Module, TargetTable]:
 
 
 def spoil(matrix: Tensor, kind: str) -> Tensor:
-    """Return a matrix (out, in) changed as `kind`, one of KINDS, says.
-
-    "fresh": unchanged. "ill": columns multiplied by 1 to 1e-4, evenly spaced in the logarithm. "collapsed": all
-    singular values but the largest tenth multiplied by 1e-3.
-    """
+    """Return a matrix (out, in), "fresh": unchanged, "ill": columns multiplied by 1 to 1e-4, evenly spaced in the logarithm,
+    or "collapsed": all singular values but the largest tenth multiplied by 1e-3."""
     if kind == "fresh":
         return matrix
     if kind == "ill":
@@ -78,11 +80,8 @@ def published_call(model: nn.Module, table: TargetTable, iterations: int) -> Non
 
 
 def measure(row: str, kind: str, repeats: int, device: str) -> dict[str, Any]:
-    """Return one line of bench_fire.csv.
-
-    The variants take turns, every second round in the opposite order, so that other work on the machine slows all of
-    them. A round before the first is not counted: it compiles, and fills the buffers of libraries.
-    """
+    """Return one line of bench_fire.csv. The variants take turns, every second round in the opposite order, so that other
+    work on the machine slows all of them. The first round, which compiles and fills buffers, is not counted."""
     model, table = model_of(row, kind)
     start, (_, rule, iterations) = copy.deepcopy(model.to(device).state_dict()), ROWS[row]
     work: dict[str, Callable[[], object]] = {
@@ -97,21 +96,46 @@ def measure(row: str, kind: str, repeats: int, device: str) -> dict[str, Any]:
 
     rounds = [{name: timed(name) for name in list(work)[:: (-1) ** n]} for n in range(repeats + 1)][1:]
     line = {"row": row, "kind": kind, "device": device, "iterations": iterations}
-    line |= {"call_seconds": statistics.median(each["loop"] for each in rounds)}
+    line["call_seconds"] = statistics.median(each["loop"] for each in rounds)
     for name in ("exact", "newton_schulz"):
         line[f"ratio_call_{name}"] = statistics.median(each["loop"] / each[name] for each in rounds)
     return line | {"repeats": repeats}
 
 
+def matrices() -> dict[str, list[Tensor]]:
+    """Return the float32 matrices of each line of convergence.csv."""
+    generator = torch.Generator().manual_seed(1)
+
+    def gaussian(rows: int) -> Tensor:
+        return torch.randn(rows, 192, generator=generator)
+
+    left, right = (torch.linalg.qr(gaussian(192).double())[0] for _ in range(2))
+    found = {
+        "gaussian 192x192": [gaussian(192)],
+        "gaussian 768x192": [gaussian(768)],
+        "kaiming uniform 192x192": [torch.rand(192, 192, generator=generator) * 2 - 1],
+        "orthogonal + 1 % noise": [left.float() + 0.01 * gaussian(192)],
+        "log-spaced to 1e-4": [(left * torch.logspace(0, -4, 192, dtype=torch.float64) @ right.T).float()],
+    }
+    for kind in KINDS:
+        net, table = model_of("resnet18", kind)
+        found[f"ResNet-18, {kind}"] = [target.matrix(net).detach().float() for target in table.included]
+    return found
+
+
 if __name__ == "__main__":
     command = parser(__doc__)
     command.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS), metavar="ROW")
-    command.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS, metavar="KIND")
     command.add_argument("--repeats", type=int, default=5)
     command.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    command.add_argument("--convergence", action="store_true")
     options = command.parse_args()
     torch.set_num_threads(1)
-    for row in options.rows:
-        for kind in options.kinds:
-            line = measure(row, kind, options.repeats, options.device)
-            record("bench_fire", line, ("row", "kind", "device", "iterations"))
+    for name, kind in matrices().items() if options.convergence else ():
+        line = {"matrices": name}
+        for title, setting in SOLVERS.items():
+            line[title] = float(torch.stack([polar(matrix, **setting).residual for matrix in kind]).median())
+        record("convergence", line, ["matrices"])
+    for row, kind in itertools.product(() if options.convergence else options.rows, KINDS):
+        line = measure(row, kind, options.repeats, options.device)
+        record("bench_fire", line, ("row", "kind", "device", "iterations"))

@@ -4,9 +4,8 @@
     python -m benchmarks.gpu_check vgg16 dqn     # these two speeds alone
     python -m benchmarks.gpu_check --device cpu  # the same with smoke runs, in about a minute
 
-Needs no network, no repository and no data: networks, batches and steps are those of the paper, images and texts those
-that ship with the code. Set FIRE_COMMIT where there is no .git. Rates (`benchmarks.speed`) are of each run that shares the
-machine, beside those of a loop of updates alone (`benchmarks.plain_loop`) and of large products.
+Needs no network, no data, and no .git if FIRE_COMMIT is set. Networks, batches and steps are the paper's, images and texts
+ship with the code. Rates (`benchmarks.speed`) are of each run, beside those of updates alone (`benchmarks.plain_loop`).
 """
 
 import os
@@ -17,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,10 @@ def ceilings(device: str) -> dict[str, float]:
         return min(seconds(work, device, wall=True) for _ in range(6))
 
     found = {"copy": 8 * numbers / best(torch.zeros(numbers, device=device).clone)}
-    for name, precision in {"fp32": "highest", "tf32": "high", "bf16": "high"}.items():
-        torch.set_float32_matmul_precision(precision)
-        kind = torch.bfloat16 if name == "bf16" else torch.float32
-        matrix = torch.randn(side, side, device=device).to(kind)
-        found[name] = 2 * side**3 / best(lambda matrix=matrix: matrix @ matrix)
+    for name in ("fp32", "tf32", "bf16"):
+        torch.set_float32_matmul_precision("highest" if name == "fp32" else "high")
+        matrix = torch.randn(side, side, device=device, dtype=torch.bfloat16 if name == "bf16" else None)
+        found[name] = 2 * side**3 / best(partial(torch.matmul, matrix, matrix))
     torch.set_float32_matmul_precision("highest")
     return found
 
@@ -72,54 +71,51 @@ def measured(kind: str, device: str, limit: dict[str, float]) -> dict[str, Any]:
     line = [f"size={size}", f"device={device}", *changes.split()]
     alone = plain_loop.rate(domain, speed.shortened(domain, line), device, updates=100 if gpu else 3)
     free = [torch.cuda.mem_get_info()[0] if gpu else 0]
-    jobs = max(1, min(at_a_time, os.cpu_count() or 1))
+    jobs = min(at_a_time, os.cpu_count() or 1)
     with ThreadPoolExecutor(jobs) as pool:
         runs = [pool.submit(speed.measure, domain, line) for _ in range(jobs)]
         while gpu and not all(run.done() for run in runs):
             free.append(torch.cuda.mem_get_info()[0])
             time.sleep(0.2)
     row = sorted((run.result() for run in runs), key=lambda row: row["rate"])[jobs // 2]
-    together, at_once = row["rate"] * jobs, f"{jobs} at a time"
-    text = f"{row['rate']:,.1f} {row['unit']}, {at_once}, together {together / alone:.0%} of a plain loop"
+    row["setting"], together = f"{kind}, {jobs} at a time", row["rate"] * jobs
+    text = f"{kind:9} {row['rate']:,.1f} {row['unit']}, {jobs} at a time, together {together / alone:.0%} of a plain loop"
     if gpu:
         text += f", {together * operations / limit[product]:.0%} of the products"
         text += f", {(free[0] - min(free)) / 1e9:.1f} GB"
-    print(f"{kind:9} {text}", flush=True)
-    return row | {"setting": f"{kind}, {at_once}"}
+    print(text, flush=True)
+    return row
 
 
-def with_rates(text: str, rates: dict[str, float], name: str) -> str:
-    """Return the text of conf/campaign/paper.yaml with these rates, measured on the device of this name."""
-    known = dict(re.findall(r"(\w+): ([\d.]+)", re.search(r"(?m)^rates: (.*)$", text)[1]))
-    known |= {kind: f"{rate:.1f}" for kind, rate in rates.items()}
-    text = re.sub(r"(?m)^rates: .*$", f"rates: {{{', '.join(f'{k}: {v}' for k, v in known.items())}}}", text)
+def with_rate(text: str, kind: str, rate: float, name: str) -> str:
+    """Return the text of conf/campaign/paper.yaml with the rate of a kind of run, measured on the device of this name."""
+    text = re.sub(rf"(?m)(^rates: .*\b{kind}: )[\d.]+", rf"\g<1>{rate:.1f}", text)
     older = re.search(rf"(?m)^assumed: {re.escape(name)}, rates of (.*) measured$", text)
-    kinds = dict.fromkeys([*(older[1].split(", ") if older else []), *rates])
+    kinds = dict.fromkeys([*(older[1].split(", ") if older else []), kind])
     return re.sub(r"(?m)^assumed: .*$", f"assumed: {name}, rates of {', '.join(kinds)} measured", text)
 
 
 def main() -> None:
     """Run the command line. The exit code is 1 if something does not work."""
     command = parser(__doc__)
-    text = f"the speeds to measure, without the checks before them; by default all, with them: {', '.join(KINDS)}"
-    command.add_argument("kinds", nargs="*", help=text)
+    command.add_argument("kinds", nargs="*", help=f"speeds to measure, without checks: {', '.join(KINDS)}")
     command.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     command.add_argument("--write", action="store_true", help="write a GPU's rates to conf/campaign")
     options = command.parse_args()
     device, kinds, gpu = options.device, options.kinds, options.device != "cpu"
-    known: dict[str, Any] = KINDS if gpu else SMOKE
+    known = [*(KINDS if gpu else SMOKE)]
     if gpu and not torch.cuda.is_available():
         command.error("there is no GPU that CUDA can use: --device cpu runs the same steps with smoke runs")
     if options.write and not gpu:
         command.error("--write is for the rates of a GPU: leave it out")
-    if unknown := {*kinds} - known.keys():
+    if unknown := {*kinds} - {*known}:
         command.error(f"unknown kinds {sorted(unknown)}: on this device there are {', '.join(known)}")
     wrong = [] if kinds else prove(device)
     name, limit = torch.cuda.get_device_name() if gpu else "CPU", ceilings(device)
     products = ", ".join(f"{kind} {limit[kind] / 1e12:,.2f}" for kind in ("fp32", "tf32", "bf16"))
     print(f"{name}: copies {limit['copy'] / 1e9:,.0f} GB/s; products in TFLOP/s: {products}", flush=True)
-    campaign, rates = CONF / "campaign" / "paper.yaml", {}
-    text = older = campaign.read_text()
+    campaign = CONF / "campaign" / "paper.yaml"
+    text = campaign.read_text()
     for kind in kinds or known:
         try:
             row = measured(kind, device, limit)
@@ -127,10 +123,9 @@ def main() -> None:
             wrong.append(kind)
             print(f"{kind:9} failed: {error}", flush=True)
             continue
-        rates[kind] = row["rate"]
         if gpu:
-            text = with_rates(older, rates, name)
-        if gpu and options.write:
+            text = with_rate(text, kind, row["rate"], name)
+        if options.write:
             campaign.write_text(text)
             record("speed", row, ("domain", "size", "setting", "device"))
     with tempfile.TemporaryDirectory() as folder:

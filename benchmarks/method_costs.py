@@ -3,17 +3,15 @@
     python -m benchmarks.method_costs [--methods fire dash ...] [--images 512]
     python -m benchmarks.method_costs --table-1 [--images 50000] [--device auto]
 
-On a CPU everything runs on one thread and is timed in processor seconds; on a GPU, the times are of the wall clock and
-the memory is that of tensors. The boundary is with its report. DASH computes gradients over `--images` images of the next
-phase: its cost grows with the data. The step is one batch of 32 images; its memory includes the optimizer.
-
-`--table-1` repeats the paper's Table 1: the boundary alone, with CIFAR-10's 50,000 images (random here) in batches of 256.
-DASH's pass over them takes about an hour on a CPU, so give it fewer.
+On a CPU on one thread, in processor seconds; on a GPU, in those of the wall clock, and with the memory of tensors. The cost
+of DASH's boundary grows with `--images`, the data of the next phase. A step is one batch of 32 images, with the optimizer.
+`--table-1` is the paper's: the boundary alone, with 50,000 images, which take DASH about an hour on a CPU, so give it fewer.
 """
 
 import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -27,8 +25,6 @@ from fire_core.methods import create
 from harness.device import pick_device
 from harness.domains import find, methods_of
 from vision.models import build
-
-TABLE_1 = ("fire", "shrink_perturb", "full_reset", "dash")
 
 
 def prepared(method: str, images: int, batch: int, device: str) -> Attached:
@@ -63,35 +59,28 @@ def peak(work: Callable[[], float], gpu: bool = False) -> tuple[float, float]:
     return work(), (resident("VmHWM") - before) / 2**10
 
 
-def boundary(treatment: Attached) -> tuple[float, float]:
-    """Return seconds and peak MB of the method's own work at a boundary."""
-    device = next(treatment.state.nets["net"].parameters()).device
-    return peak(lambda: seconds(lambda: treatment.boundary(1), device), device.type == "cuda")
-
-
-def step(treatment: Attached) -> tuple[float, float]:
-    """Return the seconds of the second of two training steps, and the peak MB of both with the optimizer."""
+def step(treatment: Attached) -> None:
+    """Train one step."""
     net = treatment.state.nets["net"]
     inputs, labels = next(iter(treatment.state.batches()))  # type: ignore[misc]
-
-    def train() -> None:
-        loss = cross_entropy(net(inputs), labels) + treatment.penalty()
-        treatment.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        treatment.before_step()
-        nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-        treatment.optimizer.step()
-        treatment.after_step()
-
-    return peak(lambda: [seconds(train) for _ in range(2)][1])
+    loss = cross_entropy(net(inputs), labels) + treatment.penalty()
+    treatment.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    treatment.before_step()
+    nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+    treatment.optimizer.step()
+    treatment.after_step()
 
 
 def measure(part: str, method: str, images: int, batch: int, device: str) -> tuple[float, float]:
-    """Return seconds and peak MB of a "boundary" or of a "step"."""
+    """Return seconds and peak MB of a "boundary" with its report, or of the second of two "step"s, the peak of both."""
     torch.set_num_threads(1)
     if device != "cpu":  # no warm-up on a CPU: memory that it freed would hide what the boundary takes
-        boundary(prepared(method, batch, batch, device))
-    return {"boundary": boundary, "step": step}[part](prepared(method, images, batch, device))
+        prepared(method, batch, batch, device).boundary(1)
+    treatment = prepared(method, images, batch, device)
+    if part == "step":
+        return peak(lambda: [seconds(partial(step, treatment)) for _ in range(2)][1])
+    return peak(lambda: seconds(lambda: treatment.boundary(1), device), device.startswith("cuda"))
 
 
 def main() -> None:
@@ -102,7 +91,8 @@ def main() -> None:
     command.add_argument("--device", default="auto", help="of Table 1; the rest is measured on the CPU")
     options = command.parse_args()
     if options.table_1:
-        name, methods, images, batch, parts = "table1", TABLE_1, 50_000, 256, ("boundary",)
+        name, images, batch, parts = "table1", 50_000, 256, ("boundary",)
+        methods = ["fire", "shrink_perturb", "full_reset", "dash"]
         device, key = str(pick_device(options.device)), ("method", "images", "device", "hardware")
     else:
         name, methods, images, batch, parts = "method_costs", known, 512, 32, ("boundary", "step")

@@ -1,8 +1,5 @@
-"""Updates in a loop without data, recording, evaluation and environments: what a script could reach on a device.
-
-Networks, batches, precision and compilation are those of the script's settings; batches are random numbers that stay on the
-device. Used by `benchmarks.gpu_check`.
-"""
+"""Updates in a loop without data, recording, evaluation and environments, for `benchmarks.gpu_check`: what a script could
+reach on a device. Networks, batch size, precision and compilation are those of the script's settings, batches are random."""
 
 from collections.abc import Callable
 
@@ -14,6 +11,7 @@ from torch.optim import Optimizer
 
 from benchmarks.measuring import seconds
 from harness.config import compose
+from harness.device import set_precision
 from harness.domains import find
 from language.model import Decoder, adamw
 from language.settings import check_settings
@@ -98,11 +96,8 @@ def sac(cfg: DictConfig, device: str) -> Loop:
 def rate(domain: str, changes: list[str], device: str, updates: int = 100) -> float:
     """Return what a loop of updates alone reaches in a second, at the settings of a script."""
     cfg = compose(find(domain), ["method=none", *changes])
-    tf32 = cfg.get("tf32") or cfg.precision == "tf32"
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    torch.backends.cudnn.benchmark = True
+    set_precision(cfg)
     step, counts = {"vision": vision, "language": language, "dqn": dqn, "sac": sac}[domain](cfg, device)
-    # the first round compiles
-    taken = min([seconds(lambda: [step() for _ in range(updates)], device, wall=True) for _ in range(4)][1:])
+    taken = [seconds(lambda: [step() for _ in range(updates)], device, wall=True) for _ in range(4)]
     torch.set_float32_matmul_precision("highest")
-    return updates * counts / taken
+    return updates * counts / min(taken[1:])  # the first round compiles

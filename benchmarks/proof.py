@@ -11,10 +11,10 @@ import torch
 
 from fire_core import fire
 from harness.domains import find
+from harness.runs.machine import ROOT
 from harness.stop import STOPPED
 from vision.models import build
 
-ROOT = Path(__file__).resolve().parents[1]
 PROOF = {  # smoke runs with a boundary
     "vision": "experiment=label_noise",
     "language": "experiment=fig3_best boundary.fork=last",
@@ -37,17 +37,17 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def stop_and_resume(domain: str, device: str, folder: Path) -> str:
     """Stop a smoke run of FIRE by a signal after its boundary, and resume it. Return "", or what went wrong."""
     settings = f"{PROOF[domain]} size=smoke method=fire run.progress=false device={device} run.root={folder}"
-    command = [str(ROOT / find(domain).script), *settings.split()]
     for first, expected in (["-c", STOP], STOPPED), ([], 0):
-        done = subprocess.run([sys.executable, *first, *command], cwd=ROOT, capture_output=True, text=True)
+        command = [sys.executable, *first, find(domain).script, *settings.split()]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode != expected:
             return f"exit code {done.returncode} instead of {expected}: {(done.stdout + done.stderr)[-600:]}"
     return ""
 
 
 def fire_difference(device: str, ambient: str) -> float:
-    """Return the largest relative distance of a weight of ResNet-18 after `fire` on `device` from that on the CPU, while
-    `torch.set_float32_matmul_precision` says `ambient`."""
+    """Return the largest relative distance of a weight of ResNet-18 after `fire` on `device` from that on the CPU, with
+    torch.set_float32_matmul_precision(ambient)."""
     net = build("resnet18", classes=10, channels=3, image_size=32, width=16)
     other = copy.deepcopy(net).to(device)
     torch.set_float32_matmul_precision(ambient)
@@ -61,8 +61,8 @@ def prove(device: str) -> list[str]:
     """Print whether each script runs, stops and resumes on the device and whether FIRE is the same. Return what fails."""
     wrong = []
     with tempfile.TemporaryDirectory() as root, ThreadPoolExecutor(2 if device == "cpu" else 4) as pool:
-        told = pool.map(lambda domain: stop_and_resume(domain, device, Path(root, domain)), PROOF)
-        for domain, error in zip(PROOF, told):
+        errors = pool.map(lambda domain: stop_and_resume(domain, device, Path(root, domain)), PROOF)
+        for domain, error in zip(PROOF, errors):
             wrong += [domain] if error else []
             print(f"{domain:9} {error or 'runs, stops and resumes'}", flush=True)
     for ambient in ("highest", "high"):

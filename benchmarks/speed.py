@@ -3,9 +3,8 @@
     python -m benchmarks.speed vision
     python -m benchmarks.speed dqn size=paper device=cuda compile=true channels_last=true run.emulator_threads=4
 
-What follows the domain are overrides of its script; SHORT makes the run end soon, and names the experiment unless another
-one is given. Rates are those of whole loops with `method=none`, with acting in DQN and SAC and without evaluation: the
-median of all windows but the first, which compiles. Writes a line into analysis/results/speed.csv.
+What follows the domain are overrides of its script, beside those of SHORT. Rates are of whole loops with `method=none`, with
+acting and without evaluation: the median of all windows but the first. Writes a line into analysis/results/speed.csv.
 """
 
 import json
@@ -21,9 +20,9 @@ from typing import Any
 from benchmarks.measuring import parser, record
 from harness.device import pick_device
 from harness.domains import find
+from harness.runs.machine import ROOT
 
 Lines = list[dict[str, Any]]
-ROOT = Path(__file__).resolve().parents[1]
 
 SHORT = {  # overrides
     "vision": "experiment=fig2a_cifar10_resnet18 protocol.epochs=[1,6] eval_every=1000",
@@ -44,21 +43,17 @@ def epochs(timing: Lines, metrics: Lines) -> list[float]:
     return [(b - a) / seconds for a, b, seconds in zip(ends, ends[1:], taken[1:])]
 
 
-def counted(key: str) -> Callable[[Lines, Lines], list[float]]:
-    """Return a function that returns how much the count `key` grows per second in each window in which it does."""
-
-    def rates(timing: Lines, _: Lines) -> list[float]:
-        windows = pairwise(line for line in timing if key in line)
-        return [(b[key] - a[key]) / b["seconds"] for a, b in windows if b[key] > a[key]]
-
-    return rates
+def growth(key: str, timing: Lines) -> list[float]:
+    """Return how much the count `key` grows per second in each window in which it does."""
+    windows = pairwise(line for line in timing if key in line)
+    return [(b[key] - a[key]) / b["seconds"] for a, b in windows if b[key] > a[key]]
 
 
 RATES: dict[str, tuple[str, Callable[[Lines, Lines], list[float]]]] = {
     "vision": ("steps/s", epochs),
     "language": ("tokens/s", lambda timing, _: [line["tokens_per_second"] for line in timing if "iteration" in line]),
-    "dqn": ("updates/s", counted("updates")),
-    "sac": ("steps/s", counted("agent_steps")),
+    "dqn": ("updates/s", lambda timing, _: growth("updates", timing)),
+    "sac": ("steps/s", lambda timing, _: growth("agent_steps", timing)),
 }  # fmt: skip
 
 
@@ -79,12 +74,11 @@ def measure(domain: str, changes: list[str]) -> dict[str, Any]:
         timing, metrics = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
     unit, rates_of = RATES[domain]
     rates = rates_of(timing, metrics)[1:]
-    given = dict(change.partition("=")[::2] for change in changes)
-    other = [change for change in changes if change.partition("=")[0] not in ("size", "device")]
-    row = {"domain": domain, "size": given.get("size", "small"), "setting": " ".join(other), "unit": unit}
-    row |= {"device": str(pick_device(given.get("device", "auto")))}
-    row |= {"rate": round(statistics.median(rates), 2), "lowest": round(min(rates), 2)}
-    return row | {"highest": round(max(rates), 2), "windows": len(rates)}
+    given = {"size": "small", "device": "auto"} | dict(change.partition("=")[::2] for change in changes)
+    row = {"domain": domain, "size": given.pop("size"), "device": str(pick_device(given.pop("device")))}
+    row |= {"setting": " ".join(map("=".join, given.items())), "unit": unit, "windows": len(rates)}
+    found = {"rate": statistics.median(rates), "lowest": min(rates), "highest": max(rates)}
+    return row | {name: round(rate, 2) for name, rate in found.items()}
 
 
 if __name__ == "__main__":

@@ -104,10 +104,10 @@ def plan(name: str, more: Sequence[str] = ()) -> str:
 
 def minutes_of(experiment: str, content: dict[str, Any]) -> float:
     """Return the minutes that a run of an experiment takes in this campaign, 0 if nothing tells them."""
-    if experiment in content.get("work", {}):
-        kind, amount = content["work"][experiment]
-        return amount / content["rates"][kind] / 60
-    return content_of(experiment).get("minutes", {}).get(content["size"], 0.0)
+    if experiment not in content.get("work", {}):
+        return content_of(experiment).get("minutes", {}).get(content["size"], 0.0)
+    kind, amount = content["work"][experiment]
+    return amount / content["rates"][kind] / 60
 
 
 def train(commands: Sequence[Sequence[str]], budget: float = math.inf) -> int:

@@ -1,13 +1,11 @@
-"""From a command line to the config of one run.
-
-Hydra composes the defaults list of `conf/<script>.yaml`, once: beside files of `conf/`, the keys of the script from its
-dataclasses (`<script>_keys`), the section `at.<size>` of the experiment's file (`at/<experiment>/<size>`), and each method
-as the settings of its class. `resolve` then checks every value.
-"""
+"""From a command line to the config of one run. Hydra composes the defaults list of `conf/<script>.yaml`: beside files, the
+keys of the script from its dataclasses (`<script>_keys`), the section `at.<size>` of the experiment's file, as
+`at/<experiment>/<size>`, and each method as the settings of its class. `resolve` then checks every value."""
 
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -32,12 +30,9 @@ from harness.trigger import check_trigger
 
 FOLDERS = [CONF]  # of YAML files; `launch` adds that of a domain with a folder of its own
 SIZES = ("smoke", "small", "medium", "paper")
-# keys of the composed config that are not settings of a run
-TABLES = ("at", "tuned", "domain", "declared_in", "hydra")
+TABLES = ("at", "tuned", "domain", "declared_in", "hydra")  # keys of the composed config, but not of a run
 
-
-# Whether nets are compiled under `compile: ${compilable:${method.name}}`: not if the method watches training passes with
-# hooks, which compiled nets hide.
+# for `compile: ${compilable:${method.name}}`: compiled nets hide training passes from the hooks that a method has
 OmegaConf.register_new_resolver("compilable", lambda name: "activations" not in create(name).needs)
 
 
@@ -54,8 +49,8 @@ def compose(domain: Domain, overrides: list[str]) -> DictConfig:
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError) as error:
         if missing := getattr(error, "missing_cfg_file", None):
             group, _, name = missing.rpartition("/")
-            group, known = "size" if group.startswith("at/") else group, error.options or ()
-            raise UserError(f"{group}={name} does not exist{did_you_mean(name, known)}") from error
+            group, near = group if group[:3] != "at/" else "size", did_you_mean(name, error.options or ())
+            raise UserError(f"{group}={name} does not exist{near}") from error
         raise UserError(f"cannot compose the config: {first_line(error)}") from error
 
 
@@ -86,8 +81,7 @@ def settings_of(cls: type[Method]) -> dict[str, Any]:
     elsewhere = read_yaml(CONF / "tuned.yaml").get(cls.name, {})
     method, node = cls(), {"name": cls.name}
     for name in (*(["variant"] if "variant" in elsewhere else []), *(each.name for each in fields(cls))):
-        default = getattr(method, name)
-        text = "null" if default is None else str(default).replace("True", "true").replace("False", "false")
+        text = json.dumps(getattr(method, name))
         for tuned in (elsewhere.get(name), f"{cls.name}.{name}"):
             text = f"${{oc.select:tuned.{tuned},{text}}}" if tuned else text
         node[name] = text
@@ -105,10 +99,8 @@ def _parse(text: str) -> Override:
         [override] = OverridesParser.create().parse_overrides([text])
         return override
     except HydraException as error:
-        raise UserError(
-            f"cannot read the command line ({str(error).splitlines()[0]}): settings are written as key=value, as in "
-            "learning_rate=1e-3"
-        ) from error
+        how = "settings are written as key=value, as in learning_rate=1e-3"
+        raise UserError(f"cannot read the command line ({first_line(error)}): {how}") from error
 
 
 def runs_of(overrides: list[str]) -> list[list[str]]:
@@ -125,8 +117,7 @@ def resolve(domain: Domain, cfg: DictConfig) -> DictConfig:
         composed: Any = OmegaConf.to_container(plain, resolve=True)
     except (OmegaConfBaseException, RecursionError, TypeError) as error:
         raise UserError(f"the config cannot be resolved: {first_line(error)}") from error
-    if composed["domain"] != domain.name:
-        owner = composed["domain"]
+    if (owner := composed["domain"]) != domain.name:
         raise UserError(f"experiment={experiment} belongs to {owner}, this script trains {domain.name}")
     settings = {key: value for key, value in composed.items() if key not in TABLES}
     minutes = (composed.get("minutes") or {}).get(composed["size"])
@@ -135,9 +126,9 @@ def resolve(domain: Domain, cfg: DictConfig) -> DictConfig:
     if why := domain.why_not(method):
         raise UserError(f"method={method.name} does not run in {domain.name}: {why}")
     checked["method"] = without_added(method, checked["method"])
-    trigger = check_trigger(checked.pop("trigger"), method, domain.watched)
-    parts = checked | {"domain": domain.name} | ({"trigger": trigger} if trigger else {})
-    return OmegaConf.create(parts, flags={"readonly": True})
+    if (trigger := check_trigger(checked.pop("trigger"), method, domain.watched)) is not None:
+        checked["trigger"] = trigger
+    return OmegaConf.create(checked | {"domain": domain.name}, flags={"readonly": True})
 
 
 def options(group: str) -> list[str]:

@@ -13,22 +13,25 @@ from omegaconf import DictConfig
 from fire_core.errors import UserError, first_line
 from fire_core.methods import create
 
-DEVICES = ("cpu", "cuda", "mps")
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-LARGEST_TRIM, LARGEST_MMAP = 2**31 - 1, 2**25  # what glibc accepts: a C int, and half of its largest heap
-
 
 def pick_device(name: str) -> torch.device:
     """Return the device of this name; auto is a CUDA GPU if there is one. Raises UserError for one that cannot be used."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.partition(":")[0] not in DEVICES:
+    if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
         raise UserError(f"device={name!r} does not exist: give auto, cpu, cuda, cuda:<n> or mps")
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device={name!r} cannot be used ({first_line(error)}); try device=cpu") from error
     return torch.device(name)
+
+
+def set_precision(cfg: DictConfig) -> None:
+    """Let products of float32 matrices use TF32 where the config says so."""
+    tf32 = cfg.get("tf32") or cfg.get("precision") == "tf32"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.benchmark = True  # a run repeats its shapes: time the algorithms of each
 
 
 def check_machine(cfg: DictConfig) -> None:
@@ -49,5 +52,6 @@ def keep_freed_memory() -> None:
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(library, "mallopt"):  # musl has none
-        library.mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP)
-        library.mallopt(M_TRIM_THRESHOLD, LARGEST_TRIM)
+        mmap_threshold, trim_threshold = -3, -1  # of malloc.h
+        library.mallopt(mmap_threshold, 2**25)  # half of glibc's largest heap
+        library.mallopt(trim_threshold, 2**31 - 1)  # a C int

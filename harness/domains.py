@@ -1,7 +1,5 @@
 """The domains, found through conf/: `declared_in` in `conf/<name>.yaml` is the module with its DOMAIN.
-
-`python -m harness.domains NAME` prints the methods that run in one of them.
-"""
+`python -m harness.domains NAME` prints the methods that run in one of them."""
 
 import importlib
 import sys
@@ -12,27 +10,22 @@ from harness.config import FOLDERS, read_yaml
 from harness.settings import Domain
 
 
-def names() -> list[str]:
-    """Return the names of all domains."""
-    return sorted(_modules())
+def modules() -> dict[str, str]:
+    """Return {name of a domain: the module that the key `declared_in` of its script's config names}."""
+    files = [path for folder in reversed(FOLDERS) for path in folder.glob("*.yaml")]
+    return {path.stem: module for path in files if (module := read_yaml(path).get("declared_in"))}
 
 
 def find(name: str) -> Domain:
     """Return the domain of this name. Raises UserError if there is none."""
-    if name not in (modules := _modules()):
-        raise UserError(f"domain {name!r} does not exist{did_you_mean(name, names())}")
-    return importlib.import_module(modules[name]).DOMAIN
+    if name not in (known := modules()):
+        raise UserError(f"domain {name!r} does not exist{did_you_mean(name, sorted(known))}")
+    return importlib.import_module(known[name]).DOMAIN
 
 
 def methods_of(domain: Domain) -> list[str]:
     """Return the names of the methods that run in a domain."""
     return [name for name in available() if not domain.why_not(create(name))]
-
-
-def _modules() -> dict[str, str]:
-    """Return {name of a domain: the module that the key `declared_in` of its script's config names}."""
-    files = [path for folder in reversed(FOLDERS) for path in folder.glob("*.yaml")]
-    return {path.stem: module for path in files if (module := read_yaml(path).get("declared_in"))}
 
 
 if __name__ == "__main__":

@@ -1,10 +1,4 @@
-"""The entry point of every training script: checked overrides and config, run folder, exit codes.
-
-    @launch(DOMAIN)  # which the script's settings.py declares
-    def train(cfg): ...
-
-    if __name__ == "__main__":
-        train()
+"""The entry point of every training script: `@launch(DOMAIN) def train(cfg)`, with the DOMAIN of the script's settings.py.
 
 Before anything is written, `overrides` checks the command line and `settings` every value of the config.
 """
@@ -31,21 +25,22 @@ import torch
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fire_core.errors import UserError, clean_exit, first_line, print_error
 from fire_core.files import write_atomic
 from fire_core.methods import Method
 from harness import stop, sweep
-from harness.config import CONF, FOLDERS, compose, resolve, search_path
+from harness.config import FOLDERS, compose, resolve, search_path
 from harness.device import check_machine, keep_freed_memory, pick_device
 from harness.manual import about, manual
-from harness.naming import changes, identity, is_sweep, name_run, place
+from harness.naming import changes, identity, named_folder, own_folder
 from harness.overrides import check_overrides, check_sweep
 from harness.pool import Pool
 from harness.runs import Run
 from harness.runs.folders import fingerprint, state_of
-from harness.runs.machine import requirements, versions
+from harness.runs.machine import ROOT, versions
 from harness.runs.record import FinishedElsewhere
 from harness.runs.stack import take_turns
 from harness.settings import Domain
@@ -97,10 +92,8 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
     if not line.multirun and any(o.startswith("search=") for o in overrides):
         raise UserError("search= is a sweep over the values of a method: add -m")
     # processes that a launcher starts find our packages whatever their working directory is
-    paths = [str(CONF.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    options = [word for word in arguments if word not in overrides]
-    sys.argv[1:] = [*overrides, *search_path(domain), *options]
+    os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
+    sys.argv[1:] = [*overrides, *search_path(domain), *(word for word in arguments if word not in overrides)]
     start = hydra.main(version_base="1.3", config_path=str(domain.conf), config_name=domain.name)(job)
     if line.multirun:
         _sweep(domain, job, overrides, start)
@@ -114,14 +107,9 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
 
 def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], None]) -> None:
     """Check all runs of a sweep, then train them, several at a time, and show how they proceed."""
-
-    def check_run(cfg: DictConfig) -> None:
-        check_machine(cfg)
-        domain.check(cfg)
-
-    runs = check_sweep(domain, overrides, check_run)
-    names = [place(domain, cfg, typed) for typed, cfg in runs]
+    runs = check_sweep(domain, overrides)
     configs = [cfg for _, cfg in runs]
+    folders = [own_folder(domain, cfg, typed) for typed, cfg in runs]
     stop.raise_interrupt()
     stop.name_driver()
     here = not any(text.startswith("hydra/launcher=") for text in overrides)
@@ -130,13 +118,10 @@ def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], N
     minutes = [cfg.minutes or 0.0 for cfg in configs]
     for name in list(dict.fromkeys(str(cfg.experiment) for cfg in configs))[:3]:
         print(f"{name}: {about(name)}")
-    print(
-        f"sweep of {len(runs)} runs{f', {at_a_time} at a time' if here else ''}"
-        + (f", each at most {max(minutes):g} min on a CPU" if all(minutes) else "")
-        + f"; {sweep.LOG} in the folder of a run has its output",
-        flush=True,
-    )
-    with sweep.Display(names, domain.results) as display:
+    told = f", {at_a_time} at a time" if here else ""
+    told += f", each at most {max(minutes):g} min on a CPU" if all(minutes) else ""
+    print(f"sweep of {len(runs)} runs{told}; {sweep.LOG} in the folder of a run has its output", flush=True)
+    with sweep.Display(folders, domain.results) as display:
         if here:
             with Pool(jobs, job.modules()) as Job.pool:
                 start()
@@ -164,14 +149,14 @@ class Job:
     stacks: ClassVar[dict[str, list[Any]]] = {}  # runs that wait for others to train with, by what they share
 
     def __call__(self, cfg: DictConfig) -> None:
-        run = cfg, HydraConfig.get()
+        run = cfg, (node := HydraConfig.get())
         if Job.pool is not None:
             shared = {key: value for key, value in OmegaConf.to_container(cfg).items() if key not in APART}
             stack = Job.stacks.setdefault(fingerprint(shared), [])
             stack.append(run)
             if len(stack) == cfg.get("stack", 1):
                 Job.pool.start(self.train, *Job.stacks.pop(fingerprint(shared)))
-        elif (code := self.train(run)) and not is_sweep():
+        elif (code := self.train(run)) and node.mode == RunMode.RUN:
             sys.exit(code)
 
     def train(self, *runs: tuple[DictConfig, DictConfig]) -> int:
@@ -187,9 +172,9 @@ class Job:
 
     def modules(self) -> list[str]:
         """Return the modules that a process needs for a run: the script's, and what PyTorch imports at the first step."""
-        ours = self.script.is_relative_to(CONF.parent)
-        path = self.script.relative_to(CONF.parent).with_suffix("").parts if ours else ()
-        return [*filter(None, [".".join(path)]), "harness.launch", "torch._dynamo"]
+        ours = self.script.is_relative_to(ROOT)
+        script = [".".join(self.script.relative_to(ROOT).with_suffix("").parts)] if ours else []
+        return [*script, "harness.launch", "torch._dynamo"]
 
 
 def needs(domain: Domain) -> None:
@@ -211,8 +196,8 @@ def open_run(domain: Domain, cfg: DictConfig, method: Method, **meta: Any) -> Ru
     typed = list(HydraConfig.get().overrides.task)
     facts = {"method": cfg.method.name, "domain": domain.name, "script": domain.script}
     facts |= {"overrides": changes(domain, typed), "data": OmegaConf.select(cfg, domain.shown[0])} | meta
-    facts |= {"versions": versions(requirements(*domain.extras))}
-    return Run(numbers, name_run(domain, cfg, typed), trunk=trunk, meta=facts, saving=cfg.run)
+    facts |= {"versions": versions(*domain.extras)}
+    return Run(numbers, named_folder(domain, cfg, typed), saving=cfg.run, trunk=trunk, **facts)
 
 
 def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, node: DictConfig) -> int:
@@ -223,8 +208,8 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
         try:
             cfg = resolve(domain, cfg)
             domain.check(cfg)
-            if is_sweep():
-                folder = place(domain, cfg, list(node.overrides.task)).folder
+            folder = own_folder(domain, cfg, list(node.overrides.task))
+            if node.mode == RunMode.MULTIRUN:
                 if state_of(folder) == "done":
                     return 0
                 stack.enter_context(sweep.output_in(folder))
@@ -241,11 +226,11 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
             error, text = _about_disk(caught, cfg) or caught, traceback.format_exc()
             user_error = isinstance(error, UserError)
             print_error(error) if user_error else print(text, file=sys.stderr, flush=True)
-            if folder is not None:
-                with suppress(OSError):
+            with suppress(OSError):
+                if folder is not None and state_of(folder) not in ("done", "running"):  # by another process
                     write_atomic(folder / "FAILED", f"{error}\n\n{text}")
             return BAD_INPUT if user_error else 1
-    if not is_sweep():
+    if node.mode == RunMode.RUN:
         root = "" if cfg.run.root == "runs" else f" --root {shlex.quote(cfg.run.root)}"
         print(f"table: python -m analysis tables --experiment {cfg.experiment} --size {cfg.size}{root}")
     return 0

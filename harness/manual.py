@@ -27,13 +27,15 @@ def manual(domain: Domain, everything: bool = False) -> str:
     settings = [name for name in keys(domain) if name not in COMPOSED]
     if not everything:
         settings = [name for name in settings if name in USED.union(domain.shown)]
+    sizes, parts = (SIZES, None) if everything else (("small", "medium"), 2)  # of a title, between colons
+    titles = [(name, ": ".join(about(name, sizes).split(": ")[:parts])) for name in figures]
     lines = [
         f"python {domain.script} [key=value ...]           one run; the same command resumes it",
         f"python {domain.script} -m method=none,fire seed=1,2,3   a sweep: every combination",
         f"python {domain.script} --cfg job [key=value ...]  print the config and run nothing",
         f"\nsize: {', '.join(SIZES)}; here {config.size}",
         f"\nexperiment [sizes, minutes of a run on a CPU] (default {default}):",
-        *_columns(((name, about(name, True) if everything else title(name)) for name in figures), everything),
+        *_columns(titles, whole=everything),
     ]
     if others := [name for name in experiments if name not in figures]:
         lines += _filled("others: ", others)
@@ -68,27 +70,21 @@ def _key(domain: Domain, config: OmegaConf, name: str) -> tuple[str, str]:
     """Return a key with its value, and what it means and may be."""
     known = keys(domain)[name]
     value = OmegaConf.select(config, name)
-    value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
     shown = json.dumps(value) if value is None or isinstance(value, bool) else value
     must = known.wanted().removeprefix("give ").removeprefix("choose ")
     return f"{name} [{shown}]", f"{known.meaning} ({must})"
 
 
-def about(name: str, everything: bool = False) -> str:
-    """Return the first sentence of the comments of an experiment's file, with `everything` also its sizes and minutes."""
+def about(name: str, sizes: Iterable[str] = ()) -> str:
+    """Return the first sentence of the comments of an experiment's file, after those of `sizes` that it has, with their
+    minutes."""
     text = file_of("experiment", name).read_text().splitlines()
     lines = [line[1:].strip() for line in text if line[:1] == "#" and "@package" not in line]
     end = next((number for number, line in enumerate(lines, 1) if line.endswith((".", "?"))), len(lines))
-    minutes, sizes = content_of(name).get("minutes", {}), [s for s in SIZES if s in content_of(name)["at"]]
-    with_minutes = [f"{size} {minutes[size]:g} min" if size in minutes else size for size in sizes]
-    return " ".join([*lines[:end], f"[{', '.join(with_minutes)}]"] if everything else lines[:end])
-
-
-def title(name: str) -> str:
-    """Return the minutes of an experiment on a laptop, and the first two parts of what `about` says of it."""
-    minutes = content_of(name).get("minutes", {})
-    shown = ", ".join(f"{size} {minutes[size]:g}" for size in ("small", "medium") if size in minutes)
-    return f"{f'[{shown}]':<25}" + ": ".join(about(name).split(": ")[:2]).removesuffix(".")
+    minutes, known = content_of(name).get("minutes", {}), content_of(name)["at"]
+    told = [f"{size} {minutes[size]:g}" if size in minutes else size for size in sizes if size in known]
+    shown = f"[{', '.join(told)}]".ljust(24)
+    return " ".join([shown, *lines[:end]] if sizes else lines[:end])
 
 
 def _columns(rows: Iterable[tuple[str, str]], whole: bool) -> list[str]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from fire_core.methods import Method, create
+from fire_core.methods import Method
 from harness.config import options, parse
-from harness.runs.folders import fingerprint
-from harness.runs.record import RunName
+from harness.runs.folders import fingerprint, free_folder
 from harness.settings import Domain, keys
 
 LABEL_LENGTH = 60
@@ -22,38 +20,34 @@ IN_THE_PATH = ("experiment", "size", "method", "seed", "search")
 
 def identity(domain: Domain, cfg: DictConfig, method: Method) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return (settings that a run's numbers depend on, those that its phase 0 depends on, None if that is not shared)."""
-    numbers = numbers_only(domain, OmegaConf.to_container(cfg))  # type: ignore[arg-type]
-    shares = cfg.run.trunk and method.first_phase >= 1 and "trigger" not in cfg
-    return numbers, phase_0(domain, numbers) if shares else None
+    numbers = numbers_only(domain, cfg)
+    if not cfg.run.trunk or method.first_phase < 1 or "trigger" in cfg:
+        return numbers, None
+    elsewhere = ("method", "optimizer_state", "experiment", "size", *domain.at_boundary)
+    phase_0 = {key: value for key, value in numbers.items() if key not in elsewhere}
+    return numbers, {"domain": domain.name} | phase_0
 
 
-def numbers_only(domain: Domain, config: dict[str, Any]) -> dict[str, Any]:
+def numbers_only(domain: Domain, cfg: DictConfig) -> dict[str, Any]:
     """Return the part of a checked config that defines the numbers of a run; its hash is the run's identity."""
-    given, kept = OmegaConf.create(config), OmegaConf.create()
+    kept = OmegaConf.create()
     for name, each in keys(domain).items():
-        value = OmegaConf.select(given, name, default=MISSING)
-        counts = each.numbers(config) if callable(each.numbers) else each.numbers
+        value = OmegaConf.select(cfg, name, default=MISSING)
+        counts = each.numbers(cfg) if callable(each.numbers) else each.numbers
         if counts and value != MISSING and not (each.added and value is None):
             OmegaConf.update(kept, name, value)
     return OmegaConf.to_container(kept)  # type: ignore[return-value]
 
 
-def phase_0(domain: Domain, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that the numbers of phase 0 depend on; runs with the same settings share a trunk."""
-    elsewhere = ("method", "optimizer_state", "experiment", "size", *domain.at_boundary)
-    return {"domain": domain.name} | {key: value for key, value in numbers.items() if key not in elsewhere}
-
-
-def name_run(domain: Domain, cfg: DictConfig, typed: list[str]) -> RunName:
-    """Return the name of a run. `typed` are its overrides."""
+def named_folder(domain: Domain, cfg: DictConfig, typed: list[str]) -> Path:
+    """Return the folder with the name of a run. `typed` are its overrides."""
     name = label(cfg.method.name, changes(domain, typed))
-    return RunName(cfg.run.root, cfg.experiment, cfg.size, name, cfg.seed)
+    return Path(cfg.run.root, cfg.experiment, cfg.size, name, f"seed_{cfg.seed}")
 
 
-def place(domain: Domain, cfg: DictConfig, typed: list[str]) -> RunName:
-    """Return the name of a run with a folder that no other config has."""
-    numbers, _ = identity(domain, cfg, create(**cfg.method))
-    return name_run(domain, cfg, typed).free_for(fingerprint(numbers))
+def own_folder(domain: Domain, cfg: DictConfig, typed: list[str]) -> Path:
+    """Return the folder of a run, which no other config has."""
+    return free_folder(named_folder(domain, cfg, typed), fingerprint(numbers_only(domain, cfg)))
 
 
 def changes(domain: Domain, typed: list[str]) -> list[str]:
@@ -65,11 +59,6 @@ def changes(domain: Domain, typed: list[str]) -> list[str]:
         if defines and key not in IN_THE_PATH and not override.is_hydra_override():
             changed.append(text)
     return sorted(changed)
-
-
-def is_sweep() -> bool:
-    """Return whether this process trains a run of a sweep."""
-    return HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def label(method: str, changed: list[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
 
 from omegaconf import DictConfig, OmegaConf
@@ -10,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from fire_core.errors import UserError, did_you_mean
 from fire_core.methods import available
 from harness.config import compose, options, parse, resolve, runs_of
+from harness.device import check_machine
 from harness.domains import find
 from harness.settings import Domain, keys
 
@@ -38,9 +38,7 @@ def check_overrides(domain: Domain, overrides: list[str]) -> None:
             raise UserError(f"key {key!r} does not exist{did_you_mean(key, known)}")
 
 
-def check_sweep(
-    domain: Domain, overrides: list[str], check_run: Callable[[DictConfig], object] = lambda cfg: None
-) -> list[tuple[list[str], DictConfig]]:
+def check_sweep(domain: Domain, overrides: list[str]) -> list[tuple[list[str], DictConfig]]:
     """Return the overrides and the config of each run of a sweep. Raises UserError, which names every mistake once."""
     parsed = parse(overrides)
     hydras = [o.input_line for o in parsed if o.is_hydra_override()]
@@ -56,7 +54,8 @@ def check_sweep(
                 cfg = OmegaConf.merge(configs[others], {"seed": seeds[seed]})
             else:
                 cfg = resolve(domain, compose(domain, [*line, *hydras]))
-                check_run(cfg)
+                check_machine(cfg)
+                domain.check(cfg)
                 seeds[seed], configs[others] = cfg.seed, cfg
             runs.append((line, cfg))
         except UserError as error:

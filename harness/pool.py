@@ -8,9 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness import stop
@@ -19,10 +17,8 @@ POLL_SECONDS = 0.05
 
 
 class Pool:
-    """At most `places` processes at a time. A signal that asks to stop is passed on to each, and no other one starts.
-
-    The processes are forked from one that has imported `modules`, so they start at once; it holds no GPU and no threads.
-    """
+    """At most `places` processes at a time. A signal that asks to stop is passed on to each, and no other one starts. They
+    are forked from one that has imported `modules`, so they start at once; it holds no GPU and no threads."""
 
     def __init__(self, places: int, modules: Sequence[str]) -> None:
         self.places = places
@@ -31,13 +27,13 @@ class Pool:
         self.asked: list[int] = []  # signals that have come
         self._passed_on = 0
         self._handlers: dict[int, Any] = {}
-        methods = multiprocessing.get_all_start_methods()
-        self._context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(modules))
         multiprocessing.resource_tracker.ensure_running()  # its start would end the block of signals in `start`
 
     def __enter__(self) -> Pool:
-        self._handlers = {number: signal.signal(number, self._note) for number in stop.SIGNALS}
+        note = lambda number, frame: self.asked.append(number)  # noqa: E731
+        self._handlers = {number: signal.signal(number, note) for number in stop.SIGNALS}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -50,20 +46,27 @@ class Pool:
         self.wait(fewer_than=self.places)
         if not self.asked:
             process = self._context.Process(target=_call, args=(function, *arguments))
-            with blocked():  # until the new process has handlers of its own
+            before = signal.pthread_sigmask(
+                signal.SIG_BLOCK, stop.SIGNALS
+            )  # until it has handlers of its own
+            try:
                 process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             self.running.append(process)
 
     def wait(self, fewer_than: int = 1) -> None:
         """Wait until fewer processes than this run: by default, until all have ended."""
         while True:
-            for process in self.running:
-                for number in self.asked[self._passed_on :]:
+            new = self.asked[self._passed_on :]
+            self._passed_on += len(new)
+            for number in new:
+                for process in self.running:
                     if process.exitcode is None:
                         os.kill(process.pid, number)
-            self._passed_on = len(self.asked)
-            self.codes += [process.exitcode for process in self.running if process.exitcode is not None]
-            self.running = [process for process in self.running if process.exitcode is None]
+            codes = {process: process.exitcode for process in self.running}
+            self.codes += [code for code in codes.values() if code is not None]
+            self.running = [process for process, code in codes.items() if code is None]
             if len(self.running) < fewer_than:
                 return
             time.sleep(POLL_SECONDS)
@@ -76,23 +79,10 @@ class Pool:
             return 128 + self.asked[0]
         return max((stop.STOPPED if was_stopped(code) else 1 for code in self.codes if code), default=0)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked.append(number)
-
 
 def was_stopped(code: int) -> bool:
     """Return whether a process with this exit code was stopped by a signal."""
     return code == stop.STOPPED or (code - 128 if code > 128 else -code) in stop.SIGNALS
-
-
-@contextmanager
-def blocked() -> Iterator[None]:
-    """Hold back signals that ask to stop. Processes that are started meanwhile begin with them held back."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, stop.SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _call(function: Callable[..., object], *arguments: object) -> None:

@@ -1,17 +1,7 @@
 """One run of a training script: where it stands, what it saves and logs, and its method.
 
-session = Session(DOMAIN, cfg, model=cfg.model.name)
-if session.finished:
-    return
-treatment = session.attach({"net": net}, {"net": optimizer})
-with session as at:  # with a checkpoint, `at` and all that is attached are those of the checkpoint
-    while at["step"] < cfg.steps:
-        session.intervene(phase, measure)  # at a boundary, or when the trigger has fired
-        ...                                # one step of training
-        at["step"] += 1
-        session.log(loss=...)
-        session.save_if_due()
-    session.finish({"net": net.state_dict()}, results)
+Unless the session is `finished`, a script calls `attach`; then, in `with session as at`, which loads a checkpoint, in each
+step `intervene`, which acts at a boundary or when the trigger has fired, `log` and `save_if_due`; in the end `finish`.
 """
 
 from __future__ import annotations
@@ -20,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -31,7 +22,7 @@ from tqdm import tqdm
 from fire_core import Attached, Report, attach
 from fire_core.methods import create
 from harness import stop
-from harness.device import pick_device
+from harness.device import pick_device, set_precision
 from harness.launch import open_run
 from harness.runs import seeded
 from harness.settings import Domain
@@ -40,6 +31,8 @@ from harness.trial import seed_of
 from harness.trigger import RunTrigger
 
 Values = dict[str, Any]
+Measure = Callable[[], Values]
+Parameters = Callable[[], Iterable[nn.Parameter]]
 
 
 class OneProcess:
@@ -47,17 +40,12 @@ class OneProcess:
 
     is_leader = True
     position: tuple[int, ...] = ()  # of its random stream
-
-    def from_leader(self, value: Any) -> Any:
-        """Return the value that process 0 has."""
-        return value
+    from_leader = staticmethod(lambda value: value)  # the value that process 0 has
 
 
 class Session:
-    """One run of a script: its method, its run folder, and where it stands.
-
-    `at` is where the run stands: the phase of the data, the step, and what the script puts there. It is saved and loaded
-    with everything that was given to `attach` and `keep`.
+    """One run of a script. `at` is where it stands: the phase of the data, the step, and what the script puts there. It is
+    saved and loaded with everything that was given to `attach` and `keep`.
 
     Args:
         world: the processes of the run; only the leader has a run folder.
@@ -72,18 +60,15 @@ class Session:
         self.method = create(**cfg.method)
         self.run = open_run(domain, cfg, self.method, **facts) if self.world.is_leader else None
         self.device = pick_device(cfg.device)
-        tf32 = cfg.get("tf32") or cfg.get("precision") == "tf32"
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        torch.backends.cudnn.benchmark = True  # a run repeats its shapes: time the algorithms of each
+        set_precision(cfg)
         self.trigger = RunTrigger(cfg.get("trigger"))
-        self.at: dict[str, Any] = {"phase": 0, "step": 0}
+        self.at: Values = {"phase": 0, "step": 0}
         self.resumed = False  # from a checkpoint
         self.forked = False  # from the checkpoint of another run's phase 0
         self.repeat = 1  # environment steps in one step, in what is logged
         self.treatment: Attached
         self.bar = tqdm(disable=True)
-        self._kept: dict[str, Any] = {}
-        self._block = ExitStack()
+        self._kept: Values = {}
         self._started = time.perf_counter()
 
     @property
@@ -92,11 +77,11 @@ class Session:
         return self.world.from_leader(self.run.finished if self.run else None)
 
     def attach(
-        self, nets: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer], **given: Any
+        self, nets: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer], **own: Any
     ) -> Attached:
         """Return the method of the run with the nets and optimizers that it works on: `fire_core.attach`."""
         seed = seed_of(self.cfg, 1) if "trial" in self.cfg else self.cfg.seed
-        given = {"optimizer_state": self.cfg.optimizer_state, "compiled": bool(self.cfg.compile)} | given
+        given = {"optimizer_state": self.cfg.optimizer_state, "compiled": bool(self.cfg.compile)} | own
         self.treatment = attach(self.method, nets, optimizers, seed=seed, **given)
         return self.treatment
 
@@ -104,15 +89,17 @@ class Session:
         """Save and load these objects, by their `state_dict` and `load_state_dict`, with every checkpoint."""
         self._kept |= parts
 
-    def __enter__(self) -> dict[str, Any]:
-        if self.run:
-            self._block.enter_context(self.run)
-        else:
-            stop.ignore()  # the leader saves, and tells
-        self._block.enter_context(seeded(self.cfg.seed, "train", *self.world.position))
-        saved = self.world.from_leader(self.run.resume(self.fork) if self.run else None)
-        if saved is not None:
-            self._load(saved)
+    def __enter__(self) -> Values:
+        with ExitStack() as block:
+            if self.run:
+                block.enter_context(self.run)
+            else:
+                stop.ignore()  # the leader saves, and tells
+            block.enter_context(seeded(self.cfg.seed, "train", *self.world.position))
+            saved = self.world.from_leader(self.run.resume(self.fork) if self.run else None)
+            if saved is not None:
+                self._load(saved)
+            self._block = block.pop_all()
         forked = bool(self.run and saved is not None and self.run.trunk not in (None, self.run.place))
         self.resumed, self.forked = saved is not None, self.world.from_leader(forked)
         self._started = time.perf_counter()
@@ -145,13 +132,8 @@ class Session:
         if saved["random_cuda"] and torch.cuda.is_available():
             torch.cuda.set_rng_state_all(saved["random_cuda"])
 
-    # ------------------------------------------------------------------------------------------------ in the loop
     def intervene(
-        self,
-        phase: int,
-        measure: Callable[[], Values],
-        test: Callable[[], Values] = dict,
-        also: Callable[[], Iterable[nn.Parameter]] | None = None,
+        self, phase: int, measure: Measure, test: Measure = dict, also: Parameters | None = None
     ) -> Report | None:
         """Let the method act if phase `phase` begins or the trigger has fired. Return the report, None if neither is so.
 
@@ -159,21 +141,19 @@ class Session:
         and `test`, and one row of metrics: phase, act, step, cause, before_<metric>, after_<metric>.
         """
         self.at["phase"] = phase
-        begins = phase > self.treatment.state.phase
-        due = self.trigger.due(phase if begins else None)
+        due = self.trigger.due(phase if phase > self.treatment.state.phase else None)
         if due is None:
             return None
         act, cause = due
-        before = measure()
+        row = {f"before_{name}": value for name, value in measure().items()}
         report = self.treatment.boundary(act, also)
         where = {"phase": phase, "act": act, "step": self.at["step"] * self.repeat, "cause": cause}
         if self.run:
             self.run.boundary(report=report, **where)
         self.timing(boundary_seconds=report.seconds)
-        after = measure() | test()
+        row |= {f"after_{name}": value for name, value in (measure() | test()).items()}
         if self.run:
-            befores = {f"before_{name}": value for name, value in before.items()}
-            self.run.log(**where, **befores, **{f"after_{name}": value for name, value in after.items()})
+            self.run.log(**where, **row)
         self.say(f"act {act} ({cause}): {self.method.name}, {summary(report)}")
         self._started = time.perf_counter()
         return report
@@ -245,9 +225,7 @@ class Session:
 
 def summary(report: Report) -> str:
     """Return how many matrices were treated, in what time, and their mean deviation from isometry before and after."""
-    rows = report.treated()
-    if not rows:
+    if not (rows := report.treated()):
         return "no matrix treated"
-    before = sum(row.dfi_before for row in rows) / len(rows)
-    after = sum(row.dfi_after for row in rows) / len(rows)
+    before, after = (fmean(getattr(row, name) for row in rows) for name in ("dfi_before", "dfi_after"))
     return f"{len(rows)} matrices in {report.seconds:.3f} s; mean DfI {before:.1f} -> {after:.1f}"

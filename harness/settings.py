@@ -1,8 +1,5 @@
-"""What a setting is, and what a training script declares about itself.
-
-A script's keys are dataclasses: one for each group, with the type, range and meaning of each key. Their values are in
-`conf/`. `check` compares a composed config with them, and `--help` prints them.
-"""
+"""What a setting is, and what a training script declares about itself: its keys, a dataclass for each group, with the type,
+range and meaning of each. `check` compares a composed config with them, and `--help` prints them."""
 
 from __future__ import annotations
 
@@ -173,16 +170,13 @@ def check(domain: Domain, config: dict[str, Any]) -> dict[str, Any]:
     """Return the config with each value in its type (1 becomes 1.0). Raises UserError for the first wrong one."""
     known = keys(domain)
     try:
-        typed = OmegaConf.merge(OmegaConf.structured(domain.keys), config)
+        checked = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(domain.keys), config))
     except OmegaConfBaseException as error:
-        name = str(error.full_key)
-        if name in known:
-            value = OmegaConf.select(OmegaConf.create(config), name)
-            raise UserError(f"{name}={value!r}: {known[name].wanted()}") from None
-        raise UserError(
-            f"{name or 'the config'} does not fit the keys of this script: {first_line(error)}"
-        ) from None
-    checked = OmegaConf.to_container(typed)
+        name = str(error.full_key) or "the config"
+        if name not in known:
+            raise UserError(f"{name} does not fit the keys of this script: {first_line(error)}") from None
+        value = OmegaConf.select(OmegaConf.create(config), name)
+        raise UserError(f"{name}={value!r}: {known[name].wanted()}") from None
     for name, each in known.items():
         value = functools.reduce(dict.__getitem__, name.split("."), checked)
         if value == MISSING:

@@ -1,7 +1,4 @@
-"""Show which runs are done, running, failed, unfinished or missing.
-
-python -m harness.status --root runs [--detail]
-"""
+"""Show which runs are done, running, failed, unfinished or missing: python -m harness.status --root runs [--detail]"""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import argparse
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from fire_core.columns import columns
@@ -17,18 +15,16 @@ from harness.config import options as files_of
 from harness.runs.folders import find_folders, identify, read_meta, read_text
 
 STATES = ("done", "running", "failed", "unfinished", "missing")
+SETTING = itemgetter("experiment", "size")
 
 
 def with_missing(
     runs: Iterable[dict[str, Any]], methods: Sequence[str] = (), seeds: Sequence[int] = ()
 ) -> list[dict[str, Any]]:
-    """Return the runs of each experiment and size, with a row for each expected run that is missing.
-
-    Every combination of `methods` and `seeds` is expected. The default is the methods that were run without overrides,
-    and the seeds of any run.
-    """
+    """Return the runs of each experiment and size, with a row for each combination of `methods` and `seeds` that is missing.
+    By default, these are the methods that were run without overrides, and the seeds of any run."""
     rows = []
-    for (experiment, size), group in groupby(sorted(runs, key=_place), key=_place):
+    for (experiment, size), group in groupby(sorted(runs, key=SETTING), key=SETTING):
         by_name = {(run["label"], run["seed"]): run for run in group}
         labels = methods or {run["label"] for run in by_name.values() if run["label"] == run["method"]}
         wanted = {(label, seed) for label in labels for seed in (seeds or {seed for _, seed in by_name})}
@@ -36,22 +32,6 @@ def with_missing(
             absent = {"experiment": experiment, "size": size, "label": label, "seed": seed}
             rows.append(by_name.get((label, seed), absent | {"status": "missing"}))
     return rows
-
-
-def overview(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """Return a table of rows of `with_missing`: for each experiment and size, the runs in each state and the methods."""
-    lines = []
-    for (experiment, size), group in groupby(rows, key=_place):
-        runs = list(group)
-        counts = Counter(row["status"] for row in runs)
-        labels = " ".join(dict.fromkeys(row["label"] for row in runs))
-        line = {"experiment": experiment, "size": size, **{state: counts[state] for state in STATES}}
-        lines.append(line | {"methods": labels})
-    return columns(lines).splitlines()
-
-
-def _place(run: dict[str, Any]) -> tuple[str, str]:
-    return run["experiment"], run["size"]
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -62,7 +42,13 @@ def main(given: Sequence[str] | None = None) -> None:
     options = parser.parse_args(given)
     folders = find_folders(options.root)
     rows = with_missing(identify(path, read_meta(path)) | {"path": path} for path in folders)
-    lines = overview(rows) if rows else [f"no runs in '{options.root}' yet"]
+    table = []
+    for (experiment, size), group in groupby(rows, key=SETTING):
+        runs = list(group)
+        counts, labels = Counter(row["status"] for row in runs), dict.fromkeys(row["label"] for row in runs)
+        line = {"experiment": experiment, "size": size} | {state: counts[state] for state in STATES}
+        table.append(line | {"methods": " ".join(labels)})
+    lines = columns(table).splitlines() or [f"no runs in '{options.root}' yet"]
     for row in rows:
         if options.detail or row["status"] not in ("done", "running"):
             name = f"{row['experiment']} {row['size']} {row['label']} seed {row['seed']}"

@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any, ClassVar
@@ -19,13 +18,14 @@ SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGINT", "SIGUSR1") if 
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
     SIGNALS += (signal.SIGHUP,)
 STOPPED = 75  # exit code of a run that saved and stopped on a signal: the same command resumes it
-STOPPED_TEXT = "stopped; the same command resumes\n"
+DRIVER = "FIRE_DRIVER"  # environment variable: host and process that started a sweep
+ALIVE_SECONDS = 1.0  # between two looks at that process
 
 
 def say_stopped() -> None:
     """Write to stderr that the process stops, if anybody reads it still."""
     with suppress(OSError):
-        os.write(2, STOPPED_TEXT.encode())
+        os.write(2, b"stopped; the same command resumes\n")
 
 
 def exit_at_once() -> None:
@@ -34,14 +34,25 @@ def exit_at_once() -> None:
         signal.signal(number, _exit)
 
 
+def _exit(number: int, frame: FrameType | None) -> None:
+    say_stopped()
+    os._exit(128 + number)
+
+
 def raise_interrupt() -> None:
     """From now on raise KeyboardInterrupt with the signal's number, so that half-written files are removed."""
     for number in SIGNALS:
         signal.signal(number, _raise)
 
 
-DRIVER = "FIRE_DRIVER"  # environment variable: host and process that started a sweep
-ALIVE_SECONDS = 1.0  # between two looks at that process
+def _raise(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(number)
+
+
+def ignore() -> None:
+    """From now on ignore signals, in a process whose leader handles them."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def name_driver() -> None:
@@ -51,25 +62,22 @@ def name_driver() -> None:
 
 @functools.cache
 def end_with_driver() -> None:
-    """From now on send this process SIGTERM when the process that started it is gone, killed for instance.
-
-    That is the driver of a sweep on this host, or torchrun. A process that a user started outlives its shell.
-    """
+    """From now on send this process SIGTERM when the driver of a sweep on this host, or torchrun, which started it, is gone,
+    killed for instance. A process that a user started outlives its shell."""
     host, _, driver = os.environ.get(DRIVER, "").partition(" ")
     if host == socket.gethostname() and driver != str(os.getpid()) and _exists(int(driver)):
         alive = functools.partial(_exists, int(driver))
     elif "TORCHELASTIC_RUN_ID" in os.environ:
-        parent = os.getppid()
-        alive = lambda: os.getppid() == parent  # noqa: E731
+        alive = functools.partial(lambda parent: os.getppid() == parent, os.getppid())
     else:
         return
-    threading.Thread(target=_wait_while, args=(alive,), daemon=True).start()
 
+    def watch() -> None:
+        while alive():
+            time.sleep(ALIVE_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-def _wait_while(alive: Callable[[], bool]) -> None:
-    while alive():
-        time.sleep(ALIVE_SECONDS)
-    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _exists(process: int) -> bool:
@@ -83,26 +91,9 @@ def _exists(process: int) -> bool:
     return True
 
 
-def _exit(number: int, frame: FrameType | None) -> None:
-    say_stopped()
-    os._exit(128 + number)
-
-
-def _raise(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt(number)
-
-
-def ignore() -> None:
-    """From now on ignore signals, in a process whose leader handles them."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
 class StopRequest:
-    """Notes the `name` of a signal from `watch` to `unwatch`. A later Ctrl-C is `urgent` and raises KeyboardInterrupt.
-
-    Handlers belong to the main thread. What it notes reaches the runs of a stack, which are other threads, too.
-    """
+    """Notes the `name` of a signal from `watch` to `unwatch`, in the main thread, for the runs of a stack in others, too. A
+    later Ctrl-C is `urgent` and raises KeyboardInterrupt."""
 
     all: ClassVar[WeakSet[StopRequest]] = WeakSet()  # of this process
 

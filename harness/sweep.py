@@ -11,13 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 from fire_core.errors import UserError, printable
-from harness.runs.folders import read_json, read_meta, read_text, state_of
+from harness.runs.folders import place_of, read_json, read_meta, read_text, state_of
 from harness.runs.metrics import METRICS
-from harness.runs.record import RunName
 from harness.runs.stack import member
 
 LOG = "log.txt"
@@ -29,13 +28,11 @@ SHOWN_RUNNING = 3  # runs whose progress is shown
 class Display:
     """Shows the progress of these runs in a thread, within `with`, and `results` of summary.json at their ends."""
 
-    def __init__(self, runs: Sequence[RunName], results: Sequence[str]) -> None:
+    def __init__(self, folders: Sequence[Path], results: Sequence[str]) -> None:
         self.results = results
-        several = len({(run.experiment, run.size) for run in runs}) > 1
-        self.names = {
-            run.folder: f"{f'{run.experiment} {run.size} ' if several else ''}{run.label} seed {run.seed}"
-            for run in runs
-        }
+        several = len({folder.parents[1] for folder in folders}) > 1
+        name = "{experiment} {size} {label} seed {seed}" if several else "{label} seed {seed}"
+        self.names = {folder: name.format(**place_of(folder)) for folder in folders}
         self.before = {folder: _mark(folder) for folder in self.names}
         self.state = {folder: "done" if (folder / "DONE").exists() else "waiting" for folder in self.names}
         self.minutes: list[float] = []  # of the runs that ended
@@ -65,20 +62,19 @@ class Display:
     def look(self) -> None:
         """Read the folders, and print a line for each run that has ended since the last look."""
         for folder, name in self.names.items():
-            if _mark(folder) == self.before[folder] is not None:
+            state, mark = state_of(folder) if folder.is_dir() else "waiting", _mark(folder)
+            if mark == self.before[folder] is not None:
                 continue  # no news; a run that failed before the sweep is about to start again
-            state = state_of(folder) if folder.is_dir() else "waiting"
-            if state in ("done", "failed") and _mark(folder) != self.before[folder]:
-                self.before[folder] = _mark(folder)
-                self.minutes.append(_minutes(folder))
-                if state == "failed":
-                    first = (read_text(folder / "FAILED").strip().splitlines() or ["no message"])[0]
-                    self._show(f"failed: {name}: {first} ({folder / LOG})")
-                else:
-                    self._show(f"{name}: {self._result(folder)}{_duration(self.minutes[-1])}")
-                self.state[folder] = state
+            self.state[folder] = "waiting" if state == "unfinished" else state
+            if state not in ("done", "failed") or mark is None:  # which starts again at this moment
+                continue
+            self.before[folder] = mark
+            self.minutes.append(_minutes(folder))
+            if state == "failed":
+                first = (read_text(folder / "FAILED").strip().splitlines() or ["no message"])[0]
+                self._show(f"failed: {name}: {first} ({folder / LOG})")
             else:
-                self.state[folder] = "running" if state == "running" else "waiting"
+                self._show(f"{name}: {self._result(folder)}{_duration(self.minutes[-1])}")
         self.most_running = max(self.most_running, self.count("running"))
 
     def summary(self) -> str:
@@ -123,29 +119,24 @@ class Display:
 
 @contextmanager
 def output_in(folder: Path) -> Iterator[None]:
-    """Append what this process writes to stdout and stderr to log.txt in the folder of a run; in a stack, what the run
-    prints."""
+    """Append what this process, or the run of a stack, writes to stdout and stderr to log.txt in the folder of a run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         log = (folder / LOG).open("a", buffering=1)
     except OSError as error:
         raise UserError(f"cannot write in {folder}: {error.strerror}; choose another run.root") from error
-    with log:
+    with log, ExitStack() as undo:  # in the opposite order
         if member() is not None:
-            with redirect_stdout(log), redirect_stderr(log):
-                yield
-            return
-        kept = [os.dup(stream) for stream in (1, 2)]
-        for stream in (1, 2):
-            os.dup2(log.fileno(), stream)
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            for stream, copy in zip((1, 2), kept, strict=True):
-                os.dup2(copy, stream)
-                os.close(copy)
+            undo.enter_context(redirect_stdout(log))
+            undo.enter_context(redirect_stderr(log))
+        else:
+            for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+                copy = os.dup(number)
+                undo.callback(os.close, copy)
+                undo.callback(os.dup2, copy, number)
+                undo.callback(stream.flush)
+                os.dup2(log.fileno(), number)
+        yield
 
 
 def _mark(folder: Path) -> int | None:

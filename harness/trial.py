@@ -3,8 +3,7 @@
     python vision/train.py -m experiment=fig2a_cifar10_resnet18 size=medium seed=26 \\
         method=none,full_reset,shrink_perturb,fire trial.share=.2 trial.repeat=1,2,3
 
-Methods and repeats start from the trunk of their seed. `python -m analysis.trial_evidence --root runs` compares them
-with the full runs.
+They start from the trunk of their seed. `python -m analysis.trial_evidence --root runs` compares them with full runs.
 """
 
 from __future__ import annotations
@@ -19,17 +18,8 @@ from harness.settings import key
 
 @dataclass
 class TrialKeys:
-    share: float | None = key(
-        "end the run after this share of the training that follows phase 0; null: train to the end",
-        above=0,
-        most=1,
-        added=True,
-    )
-    repeat: int | None = key(
-        "from phase 1 on, the order of the data and the draws of the method are those of this repeat",
-        least=0,
-        added=True,
-    )
+    share: float | None = key("train this share after phase 0; null: all", above=0, most=1, added=True)
+    repeat: int | None = key("repeat whose order and draws count from phase 1 on", least=0, added=True)
 
 
 def part_of(cfg: DictConfig, length: int) -> int:

@@ -1,8 +1,5 @@
-"""Triggers of runs: with `trigger=`, the method acts whenever a trigger fires, not at the boundaries of phases.
-
-A trigger sees what the script records, an epoch or an evaluation at a time. It is not told about boundaries. When it
-fires, the method acts before the next step.
-"""
+"""Triggers of runs: with `trigger=`, the method acts before the next step when a trigger fires, not at the boundaries of
+phases, of which it is not told. It sees what the script records, an epoch or an evaluation at a time."""
 
 from __future__ import annotations
 
@@ -31,27 +28,21 @@ class RunTrigger:
     def __init__(self, settings: Mapping[str, Any] | None) -> None:
         self.name = settings["name"] if settings else "boundary"
         self.rule = make(settings) if settings else None
-        self.figure = getattr(self.rule, "trigger", self.rule).metric if self.rule else ""
+        self.metric = getattr(self.rule, "trigger", self.rule).metric if self.rule else ""
+        # whether it needs the metrics of plasticity and the relative gradient in every record
+        self.measures = self.name in ("dormancy", "dfi", "rank", "gradient")
         self.acts = 0
         self.cause = ""  # why the method is to act before the next step, "" if it is not
-
-    @property
-    def measures(self) -> bool:
-        """Whether the trigger needs the metrics of plasticity and the relative gradient in every record."""
-        return self.name in ("dormancy", "dfi", "rank", "gradient")
 
     def look(self, step: int, figures: Mapping[str, float]) -> None:
         """Pass the metrics recorded at a step to the trigger. If it fires, the next call of `due` says so."""
         if self.rule is not None and self.rule(step, figures):
-            seen = f": {self.figure}={figures[self.figure]:.4g}" if self.figure else ""
+            seen = f": {self.metric}={figures[self.metric]:.4g}" if self.metric else ""
             self.cause = f"{self.name}{seen} at step {step}"
 
     def due(self, boundary: int | None) -> tuple[int, str] | None:
-        """Return (number of the act, its cause) if the method acts now, else None.
-
-        Without a trigger it acts at each boundary, and the number is `boundary`: the index of the phase that begins,
-        None if none does. With a trigger it acts once the trigger has fired.
-        """
+        """Return (number of the act, its cause) if the method acts now, else None: once the trigger has fired or, without
+        one, at each boundary. `boundary` is the index of the phase that begins, None if none does."""
         if self.rule is None:
             return None if boundary is None else (boundary, self.name)
         if not self.cause:

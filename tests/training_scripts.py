@@ -1,10 +1,16 @@
 """Training scripts in forks of one process that has imported them: a run costs what it computes, and no imports."""
 
 import json
+import runpy
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+
+from harness.config import compose, resolve
+from harness.domains import find
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"vision": "vision", "language": "language", "dqn": "rl/dqn", "sac": "rl/sac"}
@@ -39,6 +45,14 @@ for line in sys.stdin:
         os._exit(code)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+
+
+def train_here(script: str, root: Path, *overrides: str) -> None:
+    """Train a smoke run of a script in this process, on the CPU or inside `pretended_gpu()`."""
+    given = ["size=smoke", "device=cpu", f"run.root={root}", "run.progress=false", *SMALLEST[script]]
+    composed = compose(find(script), [*given, *overrides])
+    HydraConfig.instance().set_config(composed)
+    runpy.run_path(str(ROOT / SCRIPTS[script]))["train"].__wrapped__(resolve(find(script), composed))
 
 
 class Script:

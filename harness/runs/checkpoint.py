@@ -10,7 +10,6 @@ import torch
 
 from fire_core.errors import UserError, first_line, printable
 from fire_core.files import load_torch, remove_torn, written_aside
-from harness.runs.folders import fingerprint, read_config, read_meta
 
 PREFIX = "step_"
 START_OVER = "delete its run folder to start over"
@@ -34,28 +33,35 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
             f"cannot write checkpoint {path} ({first_line(error)}; {free / 1e6:,.0f} MB of disk are free): earlier "
             "checkpoints are intact, free space or permissions there and run the same command again"
         ) from error
-    for old in _numbered(folder)[:-keep]:
-        old.unlink()
+    delete_unnamed(folder, keep)
     return path
 
 
-def load_latest(folder: Path) -> Parts | None:
-    """Return the parts of the newest unnamed checkpoint that can be read, None if there is none.
+def delete_unnamed(folder: Path, keep: int = 0) -> None:
+    """Delete the unnamed checkpoints in `folder` but the last `keep`."""
+    for path in _unnamed(folder)[: -keep or None]:
+        path.unlink()
 
-    Prints a line about each newer one that is damaged. Raises UserError if all are.
-    """
-    for path in reversed(_numbered(folder)):
+
+def _unnamed(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{PREFIX}*.pt"))
+
+
+def load_latest(folder: Path) -> Parts | None:
+    """Return the parts of the newest unnamed checkpoint that can be read, None if there is none. Prints a line about each
+    newer one that is damaged. Raises UserError if all are."""
+    for path in reversed(paths := _unnamed(folder)):
         try:
             return load(path)
         except UserError as error:
-            if path == _numbered(folder)[0]:
+            if path == paths[0]:
                 raise
             print(printable(f"note: {error}; it is left out"), flush=True)
     return None
 
 
 class Parts(dict[str, Any]):
-    """The parts of a checkpoint; one that is not there raises UserError."""
+    """The parts of the checkpoint at `path`; one that is not there raises UserError."""
 
     def __init__(self, parts: dict[str, Any], path: Path) -> None:
         super().__init__(parts)
@@ -63,6 +69,14 @@ class Parts(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         raise UserError(f"checkpoint {self.path} has no part {name!r}: delete it, or {START_OVER}")
+
+    def check_owner(self, owner: str) -> None:
+        """Raise UserError if this is not a checkpoint of the run or trunk with the identity `owner`."""
+        if self["_identity"] != owner:
+            raise UserError(
+                f"checkpoint {self.path} belongs to config {self['_identity']}, this run is {owner}: "
+                f"delete {self.path.parent.parent}, or choose another run.root"
+            )
 
 
 def load(path: Path, remedy: str = "") -> Parts:
@@ -74,23 +88,3 @@ def load(path: Path, remedy: str = "") -> Parts:
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}, not the parts of a run: {remedy}")
     return Parts(content, path)
-
-
-def _numbered(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"{PREFIX}*.pt"))
-
-
-def check_owner(path: Path, parts: Parts, owner: str | None) -> None:
-    """Raise UserError if a checkpoint is not that of a run of this config."""
-    if parts["_identity"] != owner:
-        raise UserError(
-            f"checkpoint {path} belongs to config {parts['_identity']}, this run is {owner}: "
-            f"delete {path.parent.parent}, or choose another run.root"
-        )
-
-
-def identity_of(folder: Path) -> str | None:
-    """Return the identity of the run in `folder`, from meta.json, else from its settings; None if it has neither."""
-    if identity := read_meta(folder).get("identity"):
-        return identity
-    return fingerprint(config) if (config := read_config(folder)) else None

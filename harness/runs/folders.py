@@ -6,8 +6,8 @@ import errno
 import hashlib
 import json
 import os
+import re
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +15,33 @@ import yaml
 from filelock import FileLock, Timeout
 
 from fire_core.errors import UserError
-from fire_core.files import write_atomic
 from harness.domains import find
 
 NOT_EXPERIMENTS = {"notebooks", "trunks", "summary", "report", "figures", "tables"}
 RUNNING_SECONDS = 180.0  # a folder with RUNNING that was written to this recently counts as running
 
 
-def find_folders(root: str | Path, experiments: Iterable[str] = (), size: str | None = None) -> list[Path]:
+def find_folders(root: str | Path, size: str | None = None) -> list[Path]:
     """Return every `seed_*` folder below `root` in sorted order. Raises UserError if `root` does not exist."""
-    root = Path(root)
     if not os.path.isdir(root):  # unlike Path.is_dir, False for a path that is too long
         raise UserError(f"no run folder at '{root}': start a run first, or name another folder")
-    names = sorted(experiments or (path.name for path in root.iterdir() if path.is_dir()))
-    found = []
-    for name in names:
-        if name not in NOT_EXPERIMENTS and not name.startswith("."):
-            order = lambda path: (path.parent.parent.name, path.parent.name, _seed(path))  # noqa: E731
-            found += sorted((root / name).glob(f"{size or '*'}/*/seed_*"), key=order)
-    return [path for path in found if path.is_dir()]
+    found = [path for path in Path(root).glob(f"*/{size or '*'}/*/seed_*") if path.is_dir()]
+    runs = [p for p in found if p.parts[-4] not in NOT_EXPERIMENTS and not p.parts[-4].startswith(".")]
+    return sorted(runs, key=lambda path: tuple(place_of(path).values()))
 
 
-def _seed(path: Path) -> int:
-    tail = path.name.removeprefix("seed_")
-    return int(tail) if tail.isdigit() else -1
+def place_of(path: Path) -> dict[str, Any]:
+    """Return experiment, size, label and seed of a run, from the path of its folder; -1 for a seed that is no number."""
+    experiment, size, label, name = path.parts[-4:]
+    tail = name.removeprefix("seed_")
+    seed = int(tail) if tail.isdecimal() else -1
+    return {"experiment": experiment, "size": size, "label": label, "seed": seed}
+
+
+def free_folder(path: Path, identity: str) -> Path:
+    """Return the folder of a run or, if it belongs to another config, one whose label ends in `identity`."""
+    free = identity_of(path) in (None, identity)
+    return path if free else path.parents[1] / f"{path.parent.name}-{identity[:8]}" / path.name
 
 
 def state_of(path: Path) -> str:
@@ -60,63 +63,56 @@ def _alive(path: Path) -> bool:
 
 
 def identify(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
-    """Return experiment, size, method, label, seed and status of a run. Without meta.json, the label tells the method."""
-    label, size, experiment = path.parent.name, path.parent.parent.name, path.parent.parent.parent.name
-    return {
-        "experiment": experiment,
-        "size": size,
-        "method": str(meta.get("method") or label.partition("-")[0]),
-        "label": label,
-        "seed": _seed(path),
-        "status": state_of(path),
-    }
+    """Return experiment, size, label, seed, method and status of a run. Without meta.json, the label tells the method."""
+    row = place_of(path)
+    method = str(meta.get("method") or row["label"].partition("-")[0])
+    return row | {"method": method, "status": state_of(path)}
 
 
 def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return everything about a run except its numbers, as one row; `dirty` says whether any start used changed code."""
     meta = read_meta(path)
     trunk = read_meta(path.parents[3] / "trunks" / Path(str(meta["trunk"])).name) if "trunk" in meta else {}
-    changed = [part.get("dirty", False) for part in (*starts(meta), *starts(trunk))]
-    return identify(path, meta) | {
-        "data": _name(meta.get("data")),
-        "commit": _commits(meta) or "unknown",
-        "trunk_commit": _commits(trunk),
-        "dirty": any(changed) or (None if None in changed else False),
-        "machine": _name(meta.get("hardware")),
-        "domain": str(meta.get("domain") or ""),
-        "protocol": _name(config["protocol"]) if config.get("protocol") else "",
-        "command": command_of(meta),
-        "started": str(meta.get("started") or ""),
-        "path": str(path),
-    }
+    changed = [start.get("dirty", False) for start in (*_starts(meta), *_starts(trunk))]
+    row = identify(path, meta) | {"path": str(path), "command": command_of(meta)}
+    row |= {"commit": _commits(meta) or "unknown", "trunk_commit": _commits(trunk)}
+    row |= {"dirty": any(changed) or (None if None in changed else False)}
+    row |= {"data": _name(meta.get("data")), "machine": _name(meta.get("hardware"))}
+    row |= {key: str(meta.get(key) or "") for key in ("domain", "started")}
+    return row | {"protocol": _name(config["protocol"]) if config.get("protocol") else ""}
 
 
-def starts(meta: dict[str, Any]) -> list[dict[str, Any]]:
+def _starts(meta: dict[str, Any]) -> list[dict[str, Any]]:
     """Return commit, `dirty` and date of each start of a run, in order; a run that was stopped has several."""
     return [start for start in (*meta.get("earlier", []), meta) if start]
 
 
 def _commits(meta: dict[str, Any]) -> str:
-    """Return the commits of all starts, without repetition."""
-    return " ".join(dict.fromkeys(str(start.get("commit") or "unknown")[:10] for start in starts(meta)))
+    return " ".join(dict.fromkeys(str(start.get("commit") or "unknown")[:10] for start in _starts(meta)))
 
 
 def command_of(meta: dict[str, Any]) -> str:
     """Return the command of a run without its seed, and with FOLDER for folders of data, which differ by machine."""
-    parts = [f"{key}={meta.get(key)}" for key in ("experiment", "size", "method")]
-    for override in meta.get("overrides", []):
-        key, _, _ = override.partition("=")
-        parts.append(f"{key}=FOLDER" if key.endswith(".folder") else override)
+    chosen = [f"{key}={meta.get(key)}" for key in ("experiment", "size", "method")]
+    typed = [re.sub(r"^([^=]+\.folder)=.*", r"\1=FOLDER", text) for text in meta.get("overrides", [])]
     try:
         script = meta.get("script") or find(str(meta.get("domain"))).script
     except UserError:  # of a domain that is not here
         script = "train.py"
-    return f"python {script} {' '.join(parts)}"
+    return " ".join(["python", script, *chosen, *typed])
 
 
 def read_meta(path: Path) -> dict[str, Any]:
     """Return the content of meta.json of a run or trunk, {} if it is missing or damaged."""
-    return read_json(path / "meta.json") or {}
+    found = read_json(path / "meta.json")
+    return found if isinstance(found, dict) else {}
+
+
+def identity_of(path: Path) -> str | None:
+    """Return the identity of the run in a folder, from meta.json, else from its settings; None if it has neither."""
+    if identity := read_meta(path).get("identity"):
+        return identity
+    return fingerprint(config) if (config := read_config(path)) else None
 
 
 def content(path: Path) -> bytes:
@@ -179,10 +175,10 @@ class FolderLock:
     """An exclusive lock on a folder; `with` waits for it. The system releases it when the process ends, even if killed."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._lock = FileLock(folder / ".lock", thread_local=False)
+        self.folder, self._lock = folder, FileLock(folder / ".lock", thread_local=False)
+        self.release = self._lock.release
 
-    def acquire(self, *, wait: bool) -> bool:
+    def acquire(self, *, wait: bool = True) -> bool:
         """Take the lock and return True; without `wait`, return False at once if another process has it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -194,19 +190,11 @@ class FolderLock:
             raise UserError(f"cannot write in {self.folder}: {error.strerror}; {choose}") from error
         return True
 
-    def release(self) -> None:
-        self._lock.release()
-
     def __enter__(self) -> None:
-        self.acquire(wait=True)
+        self.acquire()
 
     def __exit__(self, *error: object) -> None:
         self.release()
-
-
-def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """Write the resolved configuration of a run or trunk."""
-    write_atomic(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

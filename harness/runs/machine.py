@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 
 from fire_core.files import write_atomic
 from harness.runs.folders import read_meta
@@ -42,35 +42,31 @@ def describe() -> dict[str, Any]:
     }
 
 
-def write_meta(folder: Path, facts: dict[str, Any]) -> None:
-    """Write meta.json at the start of a run: `facts`, `describe()`, and in `earlier` the commits of earlier starts."""
-    before, here = read_meta(folder), describe()
-    here["versions"] = facts.get("versions", {}) | here["versions"]
-    if before:
+def write_facts(folder: Path, config: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Write config.yaml and meta.json at the start of a run or trunk. The latter is `facts`, `describe()`, and in `earlier`
+    the commits of earlier starts."""
+    write_atomic(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    content = describe() | facts
+    if before := read_meta(folder):
         start = {key: before.get(key) for key in ("commit", "dirty", "started")}
-        here["earlier"] = [*before.get("earlier", []), start]
-    write_atomic(folder / "meta.json", json.dumps(facts | here, indent=1))
+        content["earlier"] = [*before.get("earlier", []), start]
+    write_atomic(folder / "meta.json", json.dumps(content, indent=1))
 
 
-def requirements(*extras: str) -> list[str]:
-    """Return the names of the packages that extras of pyproject.toml install."""
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    names = (re.match(r"[\w.-]+", line) for extra in extras for line in listed[extra])
-    return list(dict.fromkeys(name[0] for name in names if name))
-
-
-def versions(packages: Iterable[str] = ()) -> dict[str, str]:
-    """Return the versions of Python, torch, numpy and those of `packages`, such as simulators, that are installed."""
+def versions(*extras: str) -> dict[str, str]:
+    """Return the versions of Python, torch, numpy and of what extras of pyproject.toml install, such as simulators."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    for package in packages:
-        with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
+    for extra in extras:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        for package in (re.match(r"[\w.-]+", line)[0] for line in project["optional-dependencies"][extra]):
+            with suppress(metadata.PackageNotFoundError):
+                found[package] = metadata.version(package)
     return found
 
 
 def hardware() -> str:
-    """Return number and name of the GPUs if there are any, otherwise the processor, its instruction set and number of cores.
-    Runs give the same digits only on the same instruction set."""
+    """Return number and name of the GPUs if there are any, otherwise the processor, its instruction set, on which digits
+    depend, and its number of cores."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     processor = platform.processor() or platform.machine()

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from omegaconf import DictConfig
 
@@ -23,63 +23,30 @@ def finite(value: float, what: str, cfg: DictConfig) -> float:
     return value
 
 
-class MetricsFile:
-    """The metrics of one folder. `open_at` or `open_copy` opens the file for appending."""
-
-    def __init__(self) -> None:
-        self._file: Any = None
-
-    def open_at(self, folder: Path, size: int) -> None:
-        """Open the file for appending after its first `size` bytes; cut off the rest. Raises UserError for fewer."""
-        self.close()
-        path = folder / METRICS
-        path.touch()
-        first_bytes(path, size)
-        self._file = path.open("r+b")
-        self._file.truncate(size)
-        self._file.seek(size)
-
-    def open_copy(self, source: Path, folder: Path, size: int) -> None:
-        """Open the file for appending after a copy of the first `size` bytes of the metrics in `source`."""
-        (folder / METRICS).write_bytes(first_bytes(source / METRICS, size))
-        self.open_at(folder, size)
-
-    def append(self, values: dict[str, Any]) -> None:
-        """Append one line, with null for NaN and infinity."""
-        self._file.write(as_line(values, allow_nan=False).encode())
-        self._file.flush()
-
-    def to_disk(self) -> int:
-        """Wait until every line is on the disk and return the size in bytes, which the next checkpoint stores."""
-        os.fsync(self._file.fileno())
-        return self._file.tell()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def first_bytes(path: Path, size: int) -> bytes:
-    """Return the first `size` bytes of a file, which a checkpoint counts. Raises UserError if the file has fewer."""
-    found = path.read_bytes()[:size] if path.is_file() else b""
+def open_metrics(folder: Path, size: int, source: Path | None = None) -> BinaryIO:
+    """Open the metrics of `folder` for appending after their first `size` bytes, which a checkpoint counts, and cut off the
+    rest; with `source`, after a copy of those of this folder. Raises UserError if there are fewer."""
+    path, counted = folder / METRICS, (source or folder) / METRICS
+    found = counted.read_bytes()[:size] if counted.is_file() else b""
     if len(found) < size:
         raise UserError(
-            f"{path} has {len(found)} bytes, but its checkpoint counts {size}: lines are lost; "
-            f"put the file back, or delete {path.parent} to start over"
+            f"{counted} has {len(found)} bytes, but its checkpoint counts {size}: lines are lost; "
+            f"put the file back, or delete {counted.parent} to start over"
         )
-    return found
+    if source is not None:
+        path.write_bytes(found)
+    path.touch()
+    os.truncate(path, size)
+    return path.open("ab")
 
 
-def as_line(values: dict[str, Any], *, allow_nan: bool = True) -> str:
-    """Return the values as one line of JSON."""
-    return json.dumps({name: plain(value) for name, value in values.items()}, allow_nan=allow_nan) + "\n"
+def as_line(values: dict[str, Any]) -> str:
+    """Return the values as one line of JSON, with null for NaN and infinity."""
+    return json.dumps({name: plain(value) for name, value in values.items()}, allow_nan=False) + "\n"
 
 
 def plain(value: Any) -> Any:
     """Return a tensor or numpy value as Python numbers, and NaN or infinity as None (null in JSON)."""
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,32 +1,30 @@
-"""A run and its folder, as `harness.session` uses them: identity, metrics, checkpoints, signals and the trunk.
-
-`with run:` ends with DONE if the body has called `finish`, and with FAILED and the traceback after an error.
-"""
+"""A run and its folder, as `harness.session` uses them: identity, metrics, checkpoints, signals and the trunk. `with run:`
+ends with DONE if the body has called `finish`; `launch` writes FAILED, with the traceback, after an error."""
 
 from __future__ import annotations
 
-import contextlib
+import io
 import json
 import os
 import signal
 import sys
 import time
-import traceback
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fire_core.errors import UserError, printable
 from fire_core.files import remove_torn, write_atomic
 from fire_core.report import Report
 from harness.runs import checkpoint as checkpoints
 from harness.runs.checkpoint import Parts
-from harness.runs.folders import FolderLock, fingerprint, read_meta, state_of, write_config
-from harness.runs.machine import describe, write_meta
-from harness.runs.metrics import METRICS, MetricsFile, as_line, plain
+from harness.runs.folders import FolderLock, fingerprint, free_folder, place_of, read_meta, state_of
+from harness.runs.machine import describe, write_facts
+from harness.runs.metrics import METRICS, as_line, open_metrics, plain
 from harness.runs.stack import member, pause
 from harness.stop import STOPPED, StopRequest, say
 
+Values = dict[str, Any]
 WAIT_SECONDS = 0.5  # between two attempts to take a lock
 
 
@@ -34,63 +32,34 @@ class FinishedElsewhere(Exception):
     """Raised when another process has finished the run since this one asked whether it is finished."""
 
 
-@dataclass(frozen=True)
-class RunName:
-    """The parts of a run's folder, `<root>/<experiment>/<size>/<label>/seed_<seed>`."""
-
-    root: str | Path
-    experiment: str
-    size: str
-    label: str
-    seed: int
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.root) / self.experiment / self.size / self.label / f"seed_{self.seed}"
-
-    def free_for(self, identity: str) -> RunName:
-        """Return this name or, if its folder belongs to another config, one whose label ends in `identity`."""
-        taken = checkpoints.identity_of(self.folder) not in (None, identity)
-        return replace(self, label=f"{self.label}-{identity[:8]}") if taken else self
-
-
 class Run:
     """One run. Its metrics and checkpoints go to `place`: the trunk's folder or the run's own. Nothing is written before
     `with`.
 
     Args:
-        config: resolved keys that can change numbers; their hash is the run's identity. If the folder of this name
-            belongs to another config, the run gets a folder with the hash in its name.
+        config: resolved keys that can change numbers; their hash is the run's identity.
+        folder: `<root>/<experiment>/<size>/<label>/seed_<n>`. If it belongs to another config, the run gets a folder
+            with the hash in its label.
         saving: an object with the keys of `RunKeys` in harness/settings.py as attributes.
         trunk: settings that phase 0 depends on, if it may be shared; None to train it in this run.
         meta: further entries of meta.json.
     """
 
     def __init__(
-        self,
-        config: dict[str, Any],
-        name: RunName,
-        *,
-        saving: Any,
-        trunk: dict[str, Any] | None = None,
-        meta: dict[str, Any] | None = None,
+        self, config: Values, folder: Path, *, saving: Any, trunk: Values | None = None, **meta: Any
     ) -> None:
-        identity = fingerprint(config)
-        self.folder = self.place = name.free_for(identity).folder
-        if self.folder != name.folder:
-            print(
-                f"note: {name.folder.parent} has another config; this one goes to {self.folder}", flush=True
-            )
-        self.config, self.saving = config, saving
-        facts = {key: value for key, value in asdict(name).items() if key != "root"}
-        self.meta = facts | {"identity": identity} | (meta or {})
+        self.config, self.saving, self.identity = config, saving, fingerprint(config)
+        self.folder = self.place = free_folder(folder, self.identity)
+        if self.folder != folder:
+            print(f"note: {folder.parent} has another config; this one goes to {self.folder}", flush=True)
+        self.meta = place_of(folder) | {"identity": self.identity} | meta
         self.trunk: Path | None = None
         if trunk is not None:
-            self.trunk = Path(name.root) / "trunks" / fingerprint(trunk)
+            self.trunk = folder.parents[3] / "trunks" / fingerprint(trunk)
             self.meta["trunk"] = self.trunk.name
-        self._metrics = MetricsFile()
+            self._trunk_lock = FolderLock(self.trunk)
         self._lock = FolderLock(self.folder)
-        self._trunk_lock: FolderLock | None = None
+        self._metrics: BinaryIO = io.BytesIO()  # until `resume` opens the file
         self._stop = StopRequest()
         self.stop_signal: str | None = None  # that the last `due` saw; a later one waits for the next `due`
         self._saved_at = (time.monotonic(), 0)
@@ -109,64 +78,57 @@ class Run:
 
     def __enter__(self) -> Run:
         self._wait_for(self._lock, str(self.folder))
-        try:
+        with ExitStack() as undo:  # in the opposite order
+            undo.callback(self._stop.unwatch)
+            undo.callback(self._lock.release)
+            undo.callback(self._unmark)
             self._start()
             self._stop.watch()
-        except BaseException:
-            with contextlib.suppress(OSError):
-                (self.folder / "RUNNING").unlink(missing_ok=True)
-            self._lock.release()
-            raise
+            self._close = undo.pop_all()
         return self
 
     def _start(self) -> None:
         """Mark the folder as that of a run that is being trained. Raises if another process has meanwhile used it."""
         if state_of(self.folder) == "done":
             raise FinishedElsewhere(f"finished by another process: {self.folder}")
-        owner = read_meta(self.folder).get("identity")
-        if owner not in (None, self.meta["identity"]):
+        if read_meta(self.folder).get("identity") not in (None, self.identity):
             raise UserError(f"another config has taken {self.folder} meanwhile: run the same command again")
         try:
             remove_torn(self.folder)
-            remove_torn(self.folder / "checkpoint")
-            for mark in ("FAILED", "RUNNING"):
-                (self.folder / mark).unlink(missing_ok=True)
+            (self.folder / "FAILED").unlink(missing_ok=True)
             write_atomic(self.folder / "RUNNING", f"{os.getpid()}\n")
-            write_config(self.folder, self.config)
-            write_meta(self.folder, self.meta)
+            write_facts(self.folder, self.config, self.meta)
         except OSError as error:
             raise UserError(f"cannot write in {self.folder} ({error.strerror}): change run.root") from error
 
+    def _unmark(self) -> None:
+        with suppress(OSError):
+            (self.folder / "RUNNING").unlink(missing_ok=True)
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        try:
+        with self._close:
             if error is None:
                 self._end()
             else:
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     self._metrics.close()
-        except Exception as late:  # the disk is full, as a rule
-            error = late
-            raise
-        finally:
-            with contextlib.suppress(OSError):
-                if isinstance(error, Exception):
-                    text = f"{error}\n\n" + "".join(traceback.format_exception(error))
-                    write_atomic(self.folder / "FAILED", text)
-            with contextlib.suppress(OSError):
-                (self.folder / "RUNNING").unlink(missing_ok=True)
-            self._release_trunk()
-            self._lock.release()
-            self._stop.unwatch()
         # it came too late to save: no other run may begin; those of a stack have seen it
         if error is None and self._stop.name is not None and member() is None:
             signal.raise_signal(signal.Signals[self._stop.name])
 
-    def resume(self, fork: str | None = None) -> dict[str, Any] | None:
+    def _end(self) -> None:
+        """Close the files of a run that ended without an error, and write DONE if it called `finish`."""
+        self._metrics.close()
+        if self._complete:
+            self._unmark()  # first, so that no kill leaves both marks
+            write_atomic(self.folder / "DONE", "")
+            checkpoints.delete_unnamed(self.folder / "checkpoint")
+
+    def resume(self, fork: str | None = None) -> Parts | None:
         """Return the parts of the checkpoint to resume from, None if training starts from scratch.
 
-        That is the newest checkpoint of this run; else the end (or checkpoint `fork`) of its finished trunk; else the
-        newest of the unfinished trunk, which this run then trains. Metrics after the checkpoint are cut off. A damaged
-        checkpoint is left out in favour of the one before.
+        That is the newest intact checkpoint of this run; else the end (or checkpoint `fork`) of its finished trunk; else
+        the newest of the unfinished trunk, which this run then trains. Metrics after the checkpoint are cut off.
         """
         parts = checkpoints.load_latest(self.folder / "checkpoint")
         if parts is None and self.trunk is not None:
@@ -174,9 +136,50 @@ class Run:
         self.trunk = None  # it has left the trunk, or began without one
         return self._begin(parts)
 
+    def _enter_trunk(self, trunk: Path, fork: str | None) -> Parts | None:
+        self._wait_for(self._trunk_lock, f"the shared phase 0 in {trunk}", ready=trunk / "DONE")
+        self._close.callback(self._trunk_lock.release)
+        if (trunk / "DONE").exists():
+            self._trunk_lock.release()
+            print(f"phase 0 from {trunk}", flush=True)
+            return self._fork(trunk, fork or "end")
+        remove_torn(trunk)  # of a process that was killed while it trained this trunk
+        parts = checkpoints.load_latest(trunk / "checkpoint")
+        write_facts(trunk, self.config, self.meta)
+        self.place = trunk
+        return self._begin(parts)
+
+    def _fork(self, trunk: Path, name: str) -> Parts:
+        """Go on in the run's own folder after a checkpoint of the finished trunk, and return its parts."""
+        path = trunk / "checkpoint" / f"{name}.pt"
+        parts = checkpoints.load(path, f"delete {trunk} and the same command trains the shared phase 0 again")
+        parts.check_owner(trunk.name)
+        self.place = self.folder
+        self._open_metrics(parts["_metrics_bytes"], trunk)
+        return parts
+
+    def _begin(self, parts: Parts | None) -> Parts | None:
+        """Return the parts of a checkpoint in `place`, after opening the metrics that it counts."""
+        if parts is None:
+            self._open_metrics(0)
+        else:
+            parts.check_owner(self._owner())
+            self._open_metrics(parts["_metrics_bytes"])
+            print(printable(f"resuming from {parts.path}"), flush=True)
+        return parts
+
+    def _open_metrics(self, size: int, source: Path | None = None) -> None:
+        self._metrics.close()
+        self._metrics = open_metrics(self.place, size, source)
+
+    def _owner(self) -> str:
+        """Return the identity of the checkpoints in `place`: the trunk's or this run's."""
+        return self.place.name if self.place == self.trunk else self.identity
+
     def log(self, **values: Any) -> None:
         """Append one line to metrics.jsonl. Values must be deterministic: durations go to `timing`."""
-        self._metrics.append(values)
+        self._metrics.write(as_line(values).encode())
+        self._metrics.flush()
 
     def timing(self, **values: Any) -> None:
         """Append one line to timing.jsonl: seconds, throughput, memory, which differ between repetitions of a run."""
@@ -191,17 +194,18 @@ class Run:
     def due(self, step: int) -> bool:
         """Return whether to save now: the interval (seconds or steps) is over, or a signal asks to stop."""
         self.stop_signal = self._stop.name
-        if self.stop_signal is not None:
-            return True
         saved_time, saved_step = self._saved_at
         by_steps = self.saving.checkpoint_steps > 0 and step - saved_step >= self.saving.checkpoint_steps
-        return by_steps or time.monotonic() - saved_time >= self.saving.checkpoint_seconds
+        by_time = time.monotonic() - saved_time >= self.saving.checkpoint_seconds
+        return self.stop_signal is not None or by_steps or by_time
 
-    def save(self, step: int, parts: dict[str, Any], name: str | None = None) -> None:
+    def save(self, step: int, parts: Values, name: str | None = None) -> None:
         """Write a checkpoint. If it has no name, and `due` has seen a signal that asks to stop, exit with code 75."""
-        parts = {**parts, "_identity": self._owner(), "_metrics_bytes": self._metrics.to_disk()}
+        os.fsync(self._metrics.fileno())
+        counted = {"_identity": self._owner(), "_metrics_bytes": self._metrics.tell()}
         try:
-            path = checkpoints.save(self.place / "checkpoint", step, parts, name=name, keep=self.saving.keep)
+            folder, keep = self.place / "checkpoint", self.saving.keep
+            path = checkpoints.save(folder, step, parts | counted, name=name, keep=keep)
         except UserError:
             if self._stop.urgent:  # PyTorch turns the interrupt into an error of the file
                 raise KeyboardInterrupt from None
@@ -211,102 +215,40 @@ class Run:
             say(f"stopped by {self.stop_signal}; saved {path}; the same command resumes from there")
             sys.exit(STOPPED)
 
-    def leave_trunk(self, step: int, parts: dict[str, Any], fork: str | None = None) -> dict[str, Any] | None:
+    def leave_trunk(self, step: int, parts: Values, fork: str | None = None) -> Parts | None:
         """End phase 0: finish the trunk for the other methods and continue in the run's own folder.
 
-        Returns the parts of checkpoint `fork`, which the caller must load; None if `fork` is None. A run without a
-        trunk saves nothing here and reads `fork` from its own folder. In that case its unnamed checkpoints are deleted,
-        so the caller should save at once.
+        Returns the parts of checkpoint `fork`, which the caller must load and save; None if `fork` is None. A run without
+        a trunk reads `fork` from its own folder, where the unnamed checkpoints are deleted.
         """
         if self.trunk is not None and self.place == self.trunk:
             self.save(step, parts, name="end")
-            self._metrics.close()
             write_atomic(self.trunk / "DONE", "")
-            for old in (self.trunk / "checkpoint").glob("step_*.pt"):
-                old.unlink()
-            self._release_trunk()
+            checkpoints.delete_unnamed(self.trunk / "checkpoint")
+            self._trunk_lock.release()
             if fork:
                 return self._fork(self.trunk, fork)
-            self._copy_metrics(self.trunk, (self.trunk / METRICS).stat().st_size)
+            self.place = self.folder
+            self._open_metrics((self.trunk / METRICS).stat().st_size, self.trunk)
             return None
         if fork is None:
             return None
-        for old in (self.folder / "checkpoint").glob("step_*.pt"):  # they count lines that are cut off now
-            old.unlink()
+        checkpoints.delete_unnamed(self.folder / "checkpoint")  # they count lines that are cut off now
         return self._begin(checkpoints.load(self.folder / "checkpoint" / f"{fork}.pt"))
 
-    def finish(self, summary: dict[str, Any]) -> None:
-        """Write summary.json; the run counts as done when the `with` body ends."""
-        self._metrics.to_disk()
-        text = json.dumps({k: plain(v) for k, v in summary.items()}, indent=1)
+    def finish(self, summary: Values) -> None:
+        """Write summary.json, after the last checkpoint; the run counts as done when the `with` body ends."""
+        text = json.dumps({name: plain(value) for name, value in summary.items()}, indent=1)
         write_atomic(self.folder / "summary.json", text)
         self._complete = True
 
-    # -- the rest is not for callers
-
-    def _end(self) -> None:
-        """Close the files of a run that ended without an error, and write DONE if it called `finish`."""
-        self._metrics.close()
-        if self._complete:
-            (self.folder / "RUNNING").unlink(missing_ok=True)  # first, so that no kill leaves both marks
-            write_atomic(self.folder / "DONE", "")
-            for path in (self.folder / "checkpoint").glob("step_*.pt"):
-                path.unlink()
-
     def _wait_for(self, lock: FolderLock, trains: str, ready: Path | None = None) -> None:
         """Take a lock, after the process that holds it, or wait for the file `ready`. A signal ends the process."""
-        waited = False
+        waits = 0
         while not (ready is not None and ready.exists()) and not lock.acquire(wait=False):
-            if not waited:
+            if (waits := waits + 1) == 1:
                 print(f"waiting for another process that trains {trains}", flush=True)
-                waited = True
             if self._stop.name is not None:
                 say(f"stopped by {self._stop.name} while waiting; nothing is lost")
                 sys.exit(STOPPED)
             pause(WAIT_SECONDS, ready)
-
-    def _enter_trunk(self, trunk: Path, fork: str | None) -> dict[str, Any] | None:
-        self._trunk_lock = FolderLock(trunk)
-        self._wait_for(self._trunk_lock, f"the shared phase 0 in {trunk}", ready=trunk / "DONE")
-        if (trunk / "DONE").exists():
-            self._release_trunk()
-            print(f"phase 0 from {trunk}", flush=True)
-            return self._fork(trunk, fork or "end")
-        for part in (trunk, trunk / "checkpoint"):
-            remove_torn(part)  # of a process that was killed while it trained this trunk
-        parts = checkpoints.load_latest(trunk / "checkpoint")
-        write_config(trunk, self.config)
-        write_meta(trunk, self.meta)
-        self.place = trunk
-        return self._begin(parts)
-
-    def _fork(self, trunk: Path, name: str) -> Parts:
-        path = trunk / "checkpoint" / f"{name}.pt"
-        parts = checkpoints.load(path, f"delete {trunk} and the same command trains the shared phase 0 again")
-        checkpoints.check_owner(path, parts, trunk.name)
-        self._copy_metrics(trunk, parts["_metrics_bytes"])
-        return parts
-
-    def _copy_metrics(self, trunk: Path, size: int) -> None:
-        self.place = self.folder
-        self._metrics.open_copy(trunk, self.folder, size)
-
-    def _begin(self, parts: Parts | None) -> Parts | None:
-        """Return the parts of a checkpoint in `place`, after opening the metrics that it counts."""
-        if parts is None:
-            self._metrics.open_at(self.place, 0)
-        else:
-            checkpoints.check_owner(parts.path, parts, self._owner())
-            self._metrics.open_at(self.place, parts["_metrics_bytes"])
-            print(printable(f"resuming from {parts.path}"), flush=True)
-        return parts
-
-    def _owner(self) -> str | None:
-        """Return the identity of the checkpoints in `place`: the trunk's or this run's."""
-        in_trunk = self.trunk is not None and self.place == self.trunk
-        return self.place.name if in_trunk else self.meta.get("identity")
-
-    def _release_trunk(self) -> None:
-        if self._trunk_lock is not None:
-            self._trunk_lock.release()
-            self._trunk_lock = None

@@ -1,8 +1,6 @@
-"""Runs that one process trains together, as a stack.
-
-Each run is a thread with the script's own loop, and one works at a time: until it needs what is computed for all of them at
-once (`meet`), waits for something else (`pause`), or ends. When all that do not wait have asked, it is computed.
-"""
+"""Runs that one process trains together, as a stack. Each is a thread with the script's own loop, and one works at a time:
+until it needs what is computed for all of them at once (`meet`), waits for something else (`pause`), or ends. When all that
+do not wait have asked, it is computed."""
 
 from __future__ import annotations
 
@@ -11,20 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.stop import STOPPED, StopRequest
 
 POLL_SECONDS = 0.05  # while all runs wait for other processes
-
-
-class Request(NamedTuple):
-    """What a run asks for: an entry of `work([arguments of each run])`. Runs that have asked for a later stage go first, so
-    that those that are out of step wait for them."""
-
-    stage: int
-    work: Callable[[list[Any]], Sequence[Any]]
-    arguments: tuple[Any, ...]
+Work = Callable[[list[Any]], Sequence[Any]]  # from the arguments of each run to the answer for each
+Request = tuple[int, Work, tuple[Any, ...]]  # stage, work, arguments of this run
 
 
 class Member(threading.Thread):
@@ -37,9 +28,7 @@ class Member(threading.Thread):
         self.answer: Any = None
         self.ready: Callable[[], bool] = lambda: True  # whether it can work on
         self._run, self._streams = run, (sys.stdout, sys.stderr)
-        self._turn, self._back = threading.Lock(), threading.Lock()
-        for lock in (self._turn, self._back):
-            lock.acquire()
+        self._turn, self._back = threading.Semaphore(0), threading.Semaphore(0)
 
     def run(self) -> None:
         self._turn.acquire()
@@ -72,11 +61,12 @@ def member() -> Member | None:
     return current if isinstance(current, Member) else None
 
 
-def meet(stage: int, work: Callable[[list[Any]], Sequence[Any]], *arguments: Any) -> Any:
-    """Return the entry of this run in `work([arguments of each run])`, when all have asked. Raises what `work` raises."""
+def meet(stage: int, work: Work, *arguments: Any) -> Any:
+    """Return the entry of this run in `work([arguments of each run])`, when all have asked. Raises what `work` raises. Runs
+    that have asked for a later stage go first, so that those that are out of step wait for them."""
     own = member()
     assert own is not None
-    own.request = Request(stage, work, arguments)
+    own.request = stage, work, arguments
     own.wait(lambda: own.request is None)
     if isinstance(own.answer, Exception):
         raise own.answer
@@ -110,23 +100,19 @@ def take_turns(runs: Sequence[Callable[[], int]]) -> int:
         for each in ready:
             each.resume()
         if not ready:
-            _answer([each for each in working if each.request])
+            asked = [each for each in working if each.request]
+            _answer(asked) if asked else time.sleep(POLL_SECONDS)
     stop.unwatch()
     codes = [each.code or 0 for each in members]
     return STOPPED if STOPPED in codes else max(codes)
 
 
-def _answer(asked: list[Member]) -> None:
+def _answer(asked: Sequence[Member]) -> None:
     """Compute what the runs have asked for, the latest stage of it."""
-    if not asked:
-        time.sleep(POLL_SECONDS)
-        return
-    requests = {each: each.request for each in asked if each.request}
-    stage = max(request.stage for request in requests.values())
-    chosen = {each: request for each, request in requests.items() if request.stage == stage}
-    first, *_ = chosen.values()
+    stage, work, _ = max((each.request for each in asked), key=lambda request: request[0])
+    chosen = [each for each in asked if each.request[0] == stage]
     try:
-        answers = first.work([request.arguments for request in chosen.values()])
+        answers = work([each.request[2] for each in chosen])
     except Exception as error:  # of all runs: each ends with it
         answers = [error] * len(chosen)
     for each, answer in zip(chosen, answers, strict=True):

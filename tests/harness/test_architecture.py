@@ -3,6 +3,7 @@
 import ast
 import re
 from graphlib import TopologicalSorter
+from importlib.util import resolve_name
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,19 +22,17 @@ RINGS = (  # of fire_core, the inner ones first; all else is the outer one
 )
 
 
-def modules():
-    """{dotted name: path} of the project's files."""
-    found = {}
-    for package in FLOORS:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+def modules(*packages):
+    """{dotted name: path} of the files of packages."""
+    paths = [
+        path.relative_to(ROOT) for package in packages for path in sorted((ROOT / package).rglob("*.py"))
+    ]
+    return {".".join(path.with_suffix("").parts).removesuffix(".__init__"): ROOT / path for path in paths}
 
 
-def imports(name, path, known, *, at_import_only):
-    """Modules of the project that a file imports; `at_import_only` leaves out imports inside functions and for types."""
-    found = set()
+def imports(name, known, *, at_import_only=False):
+    """Modules among `known` that one imports; `at_import_only` leaves out imports inside functions and for types."""
+    found, package = set(), name if known[name].name == "__init__.py" else name.rpartition(".")[0]
 
     def visit(node):
         for child in ast.iter_child_nodes(node):
@@ -44,27 +43,20 @@ def imports(name, path, known, *, at_import_only):
             if isinstance(child, ast.Import):
                 found.update(alias.name for alias in child.names)
             if isinstance(child, ast.ImportFrom):
-                base = child.module or ""
-                if child.level:
-                    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-                    for _ in range(child.level - 1):
-                        package = package.rpartition(".")[0]
-                    base = f"{package}.{base}".rstrip(".")
-                for alias in child.names:
-                    whole = f"{base}.{alias.name}"
-                    found.add(whole if whole in known else base)
+                base = resolve_name("." * child.level + (child.module or ""), package)
+                wholes = [f"{base}.{alias.name}" for alias in child.names]
+                found.update(whole if whole in known else base for whole in wholes)
             visit(child)
 
-    visit(ast.parse(path.read_text(encoding="utf-8")))
-    return {module for module in found if module in known and module != name}
+    visit(ast.parse(known[name].read_text(encoding="utf-8")))
+    return (found & known.keys()) - {name}
 
 
 def test_arrows_point_down():
-    known = modules()
-    for name, path in known.items():
-        below = FLOORS[name.split(".")[0]] | {name.split(".")[0]}
-        for target in imports(name, path, known, at_import_only=False):
-            assert target.split(".")[0] in below, f"{name} imports {target}"
+    for name in (known := modules(*FLOORS)):
+        own = name.split(".")[0]
+        for target in imports(name, known):
+            assert target.split(".")[0] in FLOORS[own] | {own}, f"{name} imports {target}"
 
 
 def ring(module):
@@ -73,20 +65,18 @@ def ring(module):
 
 
 def test_the_rings_of_the_library_point_inwards():
-    known = {name: path for name, path in modules().items() if name.startswith("fire_core")}
-    for name, path in known.items():
-        for target in imports(name, path, known, at_import_only=False):
+    for name in (known := modules("fire_core")):
+        for target in imports(name, known):
             assert ring(target) <= ring(name), f"{name} imports {target}"
 
 
 def test_files_are_replaced_by_one_writer_only():
-    files = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in modules().values()}
-    assert [name for name, text in files.items() if re.search(r"os\.(replace|rename)\b", text)] == [
-        "fire_core/files.py"
-    ]
+    texts = {name: path.read_text(encoding="utf-8") for name, path in modules(*FLOORS).items()}
+    writers = [name for name, text in texts.items() if re.search(r"os\.(replace|rename)\b", text)]
+    assert writers == ["fire_core.files"]
 
 
 def test_no_circles():
-    known = modules()
-    arrows = {name: imports(name, path, known, at_import_only=True) for name, path in known.items()}
+    known = modules(*FLOORS)
+    arrows = {name: imports(name, known, at_import_only=True) for name in known}
     TopologicalSorter(arrows).prepare()  # raises CycleError, with the circle

@@ -54,26 +54,18 @@ def test_a_sweep_is_what_one_types_and_given_overrides_go_where_the_key_exists(t
         "experiment=random_label", "size=smoke", "method=none", "seed=3,4", "threads=1", "batch_size=16",
         "learning_rate=0.01", "hydra/launcher=ray",
     ]  # fmt: skip
-    assert all(
-        "env.game=catch" not in s.words
-        for s in load("smoke", ["env.game=catch"])[1]
-        if s.domain.name != "dqn"
-    )
+    given = {s.domain.name for s in load("smoke", ["env.game=catch"])[1] if "env.game=catch" in s.words}
+    assert given == {"dqn"}
     with pytest.raises(UserError, match=r"env.game=catch: no script of this campaign has this key"):
         load(tiny, ["env.game=catch"])
-
-
-def finish(root, experiment, label, seed):
-    folder = root / experiment / "smoke" / label / f"seed_{seed}"
-    folder.mkdir(parents=True)
-    (folder / "DONE").write_text("")
 
 
 def test_a_plan_worked_by_hand(tiny, tmp_path):
     """Seven runs of 30 min, those of label_noise of 12 as its file says. Sweeps 1 and 3 have two runs, two at a time: 0.5 h
     each. Of sweep 4, one run is done."""
-    finish(tmp_path, "random_label", "none-batch_size=8", 4)
-    finish(tmp_path, "random_label", "none-batch_size=9", 3)
+    for done in ("none-batch_size=8/seed_4", "none-batch_size=9/seed_3"):
+        (folder := tmp_path / "random_label" / "smoke" / done).mkdir(parents=True)
+        (folder / "DONE").touch()
     lines = plan(tiny, [f"run.root={tmp_path}"]).splitlines()
     minutes = content_of("label_noise")["minutes"]["smoke"]
     ends = [0.5, 0.5 + minutes / 60, 1.0 + minutes / 60, 1.5 + minutes / 60]
@@ -95,47 +87,46 @@ def test_the_campaigns_of_the_repository_name_runs_that_exist(name, runs):
             assert content["size"] in content_of(experiment)["at"]
 
 
-def python(code):
-    return [sys.executable, "-c", code]
+@pytest.fixture
+def python(tmp_path):
+    """Makes a command of Python code, which runs in `tmp_path`."""
+    return lambda code: [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {code}"]
 
 
-def test_a_failed_sweep_neither_hides_nor_sinks_the_others(tmp_path, capfd):
-    leave = python(f"open({str(tmp_path / 'left')!r}, 'w')")
-    assert train([python("raise SystemExit(3)"), python("raise SystemExit(75)"), leave]) == 1
+LEAVE = "open('left', 'w')"
+
+
+def test_a_failed_sweep_neither_hides_nor_sinks_the_others(python, tmp_path, capfd):
+    assert train([python("raise SystemExit(3)"), python("raise SystemExit(75)"), python(LEAVE)]) == 1
     assert (tmp_path / "left").exists()
     said = capfd.readouterr().err.splitlines()
     assert said[0].startswith("failed (exit code 3): ") and said[1].startswith("stopped: ") and len(said) == 2
 
 
-def test_a_signal_to_the_campaign_reaches_the_running_sweep_and_starts_no_other(tmp_path):
-    wait = f"import os, time; os.kill({os.getpid()}, 15); time.sleep(60)"
-    leave = python(f"open({str(tmp_path / 'left')!r}, 'w')")
-    assert train([python(wait), leave]) == 143
+def test_a_signal_to_the_campaign_reaches_the_running_sweep_and_starts_no_other(python, tmp_path):
+    wait = f"import time; os.kill({os.getpid()}, 15); time.sleep(60)"
+    assert train([python(wait), python(LEAVE)]) == 143
     assert not (tmp_path / "left").exists()
 
 
-def test_no_sweep_starts_after_the_budget(tmp_path, capfd):
-    sweeps = [python(f"import time; time.sleep(1.5); open({str(tmp_path / n)!r}, 'w')") for n in "abc"]
-    assert train(sweeps, budget=1) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+def test_no_sweep_starts_after_the_budget(python, tmp_path, capfd):
+    assert train([python(f"import time; time.sleep(1.5); open('{n}', 'w')") for n in "abc"], budget=1) == 0
+    assert os.listdir(tmp_path) == ["a"]
     assert "the budget is used up before sweep 2 of 3" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "text, answer",
+    "old, new, answer",
     [
-        ("parts: [[", "cannot be used: ParserError: while parsing a flow"),
-        (
-            TINY.replace("label_noise", "label_nose"),
-            "experiment=label_nose does not exist; did you mean 'label_noise'",
-        ),
+        (TINY, "parts: [[", "cannot be used: ParserError: while parsing a flow"),
+        ("label_noise", "label_nose", "experiment=label_nose does not exist; did you mean 'label_noise'"),
     ],
 )
-def test_a_file_that_is_no_campaign_is_one_line(tmp_path: Path, text: str, answer: str) -> None:
-    (file := tmp_path / "mine.yaml").write_text(text)
+def test_a_file_that_is_no_campaign_is_one_line(tiny, old, new, answer):
+    Path(tiny).write_text(TINY.replace(old, new))
     with pytest.raises(UserError, match=re.escape(answer)) as caught:
-        load(str(file))
-    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+        load(tiny)
+    assert tiny in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_medium_has_the_confirming_seeds_that_the_statistics_page_plans():

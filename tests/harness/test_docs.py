@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib
-import inspect
 import io
 import re
 import shlex
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 import fire_core.methods
 from analysis import paper
@@ -44,16 +43,18 @@ def blocks(page: Path, language: str) -> list[str]:
 def surroundings() -> dict:
     """The names that the pages take for granted."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
-    copy = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    model, target = (
+        nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+        for _ in range(2)
+    )
     optimizer = torch.optim.Adam(model.parameters())
     data = TensorDataset(torch.randn(8, 2, 4), torch.randint(3, (8,)))
     trained: list[int] = []
 
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer, dataset: torch.utils.data.Dataset) -> float:
-        inputs, labels = zip(*(dataset[i] for i in range(len(dataset))))
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, dataset: Dataset) -> float:
+        inputs, labels = default_collate([dataset[i] for i in range(len(dataset))])
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(torch.stack(inputs)), torch.stack(labels))
+        loss = nn.functional.cross_entropy(model(inputs), labels)
         loss.backward()
         optimizer.step()
         trained.append(len(dataset))
@@ -64,7 +65,7 @@ def surroundings() -> dict:
         return [(step, 1.0) for step in range(10)]
 
     names = {"torch": torch, "model": model, "optimizer": optimizer, "train": train, "trained": trained}
-    names |= {"q_network": model, "target_network": copy, "critics": SimpleNamespace(), "total_steps": 4}
+    names |= {"q_network": model, "target_network": target, "critics": SimpleNamespace(), "total_steps": 4}
     names |= {"datasets": [data] * 3, "dataset": data, "loader": [data.tensors], "training": training}
     names |= dict.fromkeys(("fixed_batch", "batch"), data.tensors[0]) | {"batches": [data.tensors[0]]}
     return names | {
@@ -112,16 +113,8 @@ def test_the_report_in_the_readme_is_that_of_a_new_mlp() -> None:
 def test_a_trial_takes_the_method_of_the_readme() -> None:
     known = run(ROOT / "README.md")
     model, initial = known["model"], known["initial"]
-    methods = ["fire", known["Spare"]()]
-    result = trial(
-        model,
-        known["optimizer"],
-        known["step"],
-        batches=range(20),
-        steps=10,
-        methods=methods,
-        initial=initial,
-    )
+    given = {"methods": ["fire", known["Spare"]()], "initial": initial}
+    result = trial(model, known["optimizer"], known["step"], batches=range(20), steps=10, **given)
     assert result.scores["spare"] != result.scores["none"]
 
 
@@ -134,10 +127,8 @@ def same(word: str, other: str) -> bool:
 
 
 def test_stale_moments_push_the_weight_as_far_as_the_page_says() -> None:
-    page = CONCEPTS / "optimizer.md"
-    losses = run(page)["losses"]
-    assert losses["clear"] == 0.0
-    assert f"to a loss of {losses['keep']:.1f};" in page.read_text()
+    losses = run(page := CONCEPTS / "optimizer.md")["losses"]
+    assert losses["clear"] == 0.0 and f"to a loss of {losses['keep']:.1f};" in page.read_text()
 
 
 def test_a_trigger_for_phases_fires_once_at_each_boundary() -> None:
@@ -193,10 +184,9 @@ def test_framework_recipes(name: str, tmp_path: Path) -> None:
 
 
 def test_the_example_method_does_what_the_page_says_and_keeps_the_contract(monkeypatch, tmp_path):
-    monkeypatch.setitem(
-        fire_core.methods.method.registry, ("shrink", "published"), None
-    )  # which removes it in the end
-    del fire_core.methods.method.registry["shrink", "published"]
+    registry = fire_core.methods.method.registry
+    monkeypatch.setitem(registry, ("shrink", "published"), None)  # which removes it in the end
+    del registry["shrink", "published"]
     page = HOW_TO / "add_a_method.md"
     names = run(page, __name__="fire_core.methods.shrink")
     model = names["model"]
@@ -230,26 +220,20 @@ def test_checkpoint_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_make_targets_and_scripts_that_are_named_exist() -> None:
-    targets, named = dict[str, str](), 0
+    targets, scripts = {}, 0
     for page in LINKED:
         for line in "\n".join(blocks(page, "bash") + blocks(page, "")).splitlines():
             words = line.partition("#")[0].split()
             if words[:1] == ["make"]:
-                targets.setdefault(words[1], f"{page}: {line}")
+                targets[words[1]] = f"{page}: {line}"
             elif words[:1] == ["python"] and words[1].endswith(".py"):
+                scripts += 1
                 assert (ROOT / words[1]).exists(), f"{page}: {line}"
-                for word in words[2:]:
-                    if re.match(r"(experiment|method)=[\w,]+$", word):
-                        kind, _, values = word.partition("=")
-                        unknown = set(values.split(",")) - {*options(kind), "shrink"}
-                        assert not unknown, f"{page}: {line}"
-            else:
-                continue
-            named += 1
-    assert named > 20
+                for kind, values in re.findall(r" (experiment|method)=([\w,]+)(?= |$)", " ".join(words)):
+                    assert set(values.split(",")) <= {*options(kind), "shrink"}, f"{page}: {line}"
+    assert scripts > 20 and len(targets) > 3
     for target, place in targets.items():
-        told = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True)
-        assert told.returncode == 0, place
+        assert subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True).returncode == 0, place
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
@@ -260,19 +244,19 @@ def test_relative_links_lead_to_files(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page}: {target}"
 
 
-TRIGGERS = {kind for kind in vars(triggers).values() if inspect.isclass(kind)} - {triggers.Trigger}
+TRIGGERS = [kind for kind in triggers.Trigger.__subclasses__() if kind.__module__ == triggers.__name__]
 
 
 @pytest.mark.parametrize(
     "page, names",
     [
         ("targets", [f'`"{preset}"`' for preset in PRESETS]),
-        ("triggers", [f"`{kind.__name__}(" for kind in TRIGGERS if issubclass(kind, triggers.Trigger)]),
+        ("triggers", [f"`{kind.__name__}(" for kind in TRIGGERS]),
     ],
 )
 def test_a_page_names_all_that_there_is(page: str, names: list[str]) -> None:
     text = (CONCEPTS / f"{page}.md").read_text()
-    assert names and not [name for name in names if name not in text]
+    assert names and all(name in text for name in names)
 
 
 @pytest.mark.reference
@@ -286,8 +270,9 @@ def test_the_table_of_architectures_is_what_the_command_prints() -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         show()
-    table = text.partition("```text\n")[2].removesuffix("```\n")
-    assert table == printed.getvalue(), "print it again with the command at the top of the page"
+    assert text.endswith(f"```text\n{printed.getvalue()}```\n"), (
+        "print it again with the command at the top of the page"
+    )
 
 
 def test_the_commands_of_the_campaign_page_are_understood() -> None:

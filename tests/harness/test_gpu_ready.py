@@ -5,19 +5,14 @@ loop the host reads nothing, or where it must. What is compiled has one shape. t
 import statistics
 import sys
 from functools import partial
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
-from hydra.core.hydra_config import HydraConfig
 from pretended_gpu import GPU, Counts, Gpu, pretended_gpu
-from training_scripts import ROOT, SCRIPTS, SMALLEST
+from training_scripts import SCRIPTS, train_here
 
 from fire_core import find_targets, fire
 from fire_core.attach import Attached
-from harness.config import compose, resolve
-from harness.domains import find
 from vision.models import build
 
 SHORT = {
@@ -29,17 +24,6 @@ SHORT = {
 # Host reads in a step: the emulators and the simulator need the actions, and SNR the units that are due.
 ACTS = {"dqn": {"rl/dqn/play.py act": 1}, "sac": {"rl/sac/policy.py explore": 1}}
 SNR = {"fire_core/methods/snr.py indices": 1}
-
-
-def train(script: str, folder: Path, *overrides: str) -> None:
-    """Train a smoke run of a script in this process, on the CPU or inside `pretended_gpu()`."""
-    given = ["size=smoke", "device=cpu", f"run.root={folder}", "run.progress=false", *SMALLEST[script]]
-    composed = compose(find(script), [*given, *overrides])
-    HydraConfig.instance().set_config(composed)
-    module = ModuleType(f"pretended_{script}")
-    module.__file__ = str(ROOT / SCRIPTS[script])
-    exec(compile(Path(module.__file__).read_text(), module.__file__, "exec"), module.__dict__)
-    module.train.__wrapped__(resolve(find(script), composed))
 
 
 def steady(counts: Counts) -> dict[str, float]:
@@ -60,7 +44,7 @@ def steady(counts: Counts) -> dict[str, float]:
 )
 def test_a_run_is_on_one_device_and_its_loop_reads_what_it_must(script, method, tmp_path):
     with pretended_gpu() as counts:
-        train(script, tmp_path, *SHORT[script], *f"method={method}".split())
+        train_here(script, tmp_path, *SHORT[script], *f"method={method}".split())
     assert steady(counts) == ACTS.get(script, {}) | (SNR if "snr" in method else {})
     assert statistics.median(counts.operations[step] for step in range(counts.step)) > 20
 
@@ -76,24 +60,11 @@ def test_a_stopped_run_resumes_on_the_gpu(tmp_path, monkeypatch):
 
     with pretended_gpu(), monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Attached, "after_step", stopping)
-        train("vision", tmp_path, *given)
+        train_here("vision", tmp_path, *given)
     with pretended_gpu() as counts:
-        train("vision", tmp_path, *given)
+        train_here("vision", tmp_path, *given)
     assert counts.step == 20  # of 25: the checkpoint is that of phase 0's end
     assert list(tmp_path.rglob("DONE"))
-
-
-def test_a_number_read_in_the_loop_is_found(tmp_path, monkeypatch):
-    after_step = Attached.after_step
-
-    def reading(self, *args, **kwargs):
-        next(self.state.nets["net"].parameters()).detach().sum().item()
-        after_step(self, *args, **kwargs)
-
-    monkeypatch.setattr(Attached, "after_step", reading)
-    with pretended_gpu() as counts:
-        train("vision", tmp_path, "method=none")
-    assert list(steady(counts).values()) == [1]
 
 
 def test_what_fails_or_waits_on_cuda_is_noticed():
@@ -125,7 +96,9 @@ def test_graphs_are_static_one_for_training_and_one_for_evaluation(script, graph
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     more = {"vision": ["batch_size=32"], "language": ["eval_windows=3", "eval_batch_size=2", "batch_size=4"]}
-    train(script, tmp_path, *SHORT[script], *more[script], "method=none", "compile=true", "run.trunk=false")
+    train_here(
+        script, tmp_path, *SHORT[script], *more[script], "method=none", "compile=true", "run.trunk=false"
+    )
     torch._dynamo.reset()
     assert compiled == [False] * graphs
 

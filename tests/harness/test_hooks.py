@@ -1,17 +1,13 @@
 """The calls of a method mean the same in all four training scripts."""
 
-import importlib
 import re
 from itertools import pairwise
 
 import pytest
 import torch
-from hydra.core.hydra_config import HydraConfig
-from training_scripts import SCRIPTS, SMALLEST
+from training_scripts import SCRIPTS, train_here
 
 from fire_core.methods import available
-from harness.config import compose, resolve
-from harness.domains import find
 
 NOTED = {"penalty": "p", "before_step": "g", "after_step": "s", "after_pass": "e", "boundary": "b"}
 NONE = ("method=none", "method.first_phase=0")
@@ -19,11 +15,7 @@ NONE = ("method=none", "method.first_phase=0")
 
 def run(script, folder, *overrides):
     """Train the smallest run of a script: (metrics, final weights)."""
-    fixed = ["size=smoke", "device=cpu", "threads=1", "run.trunk=false", "run.progress=false"]
-    composed = compose(find(script), [*fixed, f"run.root={folder}", *SMALLEST[script], *overrides])
-    HydraConfig.instance().set_config(composed)
-    module = importlib.import_module(SCRIPTS[script].removesuffix(".py").replace("/", "."))
-    module.train.__wrapped__(resolve(find(script), composed))
+    train_here(script, folder, "run.trunk=false", *overrides)
     (metrics,) = folder.rglob("metrics.jsonl")
     parts = torch.load(metrics.parent / "checkpoint" / "final.pt", weights_only=True)
     return metrics.read_text(), list(parts["actor" if script == "sac" else "net"].values())
@@ -47,16 +39,14 @@ def runs(request, tmp_path_factory):
 
     def before_evaluation(self, state):
         calls.append(("[", True))
-        for key, net in state.nets.items():
-            kept[key] = {name: p.clone() for name, p in net.named_parameters()}
-            for p in net.parameters():
-                p.data.zero_()
+        for p in (p for net in state.nets.values() for p in net.parameters()):
+            kept[p] = p.detach().clone()
+            p.data.zero_()
 
     def after_evaluation(self, state):
         calls.append(("]", True))
-        for key, net in state.nets.items():
-            for name, p in net.named_parameters():
-                p.data.copy_(kept[key][name])
+        for p in (p for net in state.nets.values() for p in net.parameters()):
+            p.data.copy_(kept[p])
 
     with pytest.MonkeyPatch.context() as patch:
         for hook in (*map(note, NOTED), before_evaluation, after_evaluation):

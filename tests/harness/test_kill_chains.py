@@ -13,31 +13,26 @@ from training_scripts import Script
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STOPS = 7
 COUNT = """
+import os, signal
 from harness.runs import Run
 due, steps = Run.due, 0
 def counting(self, step):
     global steps
     steps += 1
-    open({path!r}, "w").write(str(steps))
+    step_taken(steps)
     return due(self, step)
 Run.due = counting
 """
-STOP = """
-import os, signal
-from harness.runs import Run
+WRITE = COUNT + "step_taken = lambda steps: open({path!r}, 'w').write(str(steps))"
+STOP = (
+    COUNT
+    + """
 if {gently}:
     signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-due, left = Run.due, {steps}
-def counting(self, step):
-    global left
-    left -= 1
-    if left == 0:
-        signal.setitimer(signal.ITIMER_PROF, {seconds})
-    return due(self, step)
-Run.due = counting
-if left == 0:
-    signal.setitimer(signal.ITIMER_PROF, {seconds})
+step_taken = lambda steps: steps == {steps} and signal.setitimer(signal.ITIMER_PROF, {seconds})
+step_taken(0)
 """
+)
 GAME = ["env.game=breakout", "env.frame_size=42", "eval_max_steps=60", "random_episodes=4"]
 GAME += ["run.checkpoint_steps=12"]  # so that the emulator and the replay go back several steps
 REDO = ["method.threshold=0.5", "replay_capacity=200"]
@@ -57,13 +52,10 @@ def stops(steps: int, seed: int) -> list[tuple[str, list[int]]]:
     The second stop comes while the process starts. The others come after at most `steps` / STOPS - 1 further steps each, so
     that the run is not over before the last of them.
     """
-    draw = random.Random(seed)
-    result = []
+    draw, result = random.Random(seed), []
     for number in range(STOPS):
-        gently = number % 3 == 2
-        after = 0 if number == 1 else draw.randint(1, max(1, steps // STOPS - 1))
-        moment = draw.uniform(0.01, 0.8 if after == 0 else 0.1)
-        code = STOP.format(gently=gently, steps=after, seconds=moment)
+        gently, after = number % 3 == 2, 0 if number == 1 else draw.randint(1, max(1, steps // STOPS - 1))
+        code = STOP.format(gently=gently, steps=after, seconds=draw.uniform(0.01, 0.1 if after else 0.8))
         result.append((code, [75, 143] if gently else [-signal.SIGPROF]))
     return result
 
@@ -85,7 +77,7 @@ def test_a_chain_of_stops_changes_no_byte(domain, tmp_path):
         assert (found.parent / "DONE").exists()
         return found.read_bytes()
 
-    run("whole", COUNT.format(path=str(tmp_path / "steps")))
+    run("whole", WRITE.format(path=str(tmp_path / "steps")))
     for before, codes in stops(int((tmp_path / "steps").read_text()), seed=len(domain)):
         run("chain", before, codes)
     assert "resuming from" in run("chain", "")

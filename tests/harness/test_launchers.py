@@ -18,8 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    root = tmp_path_factory.mktemp("serial")
-    finish(start(root))
+    finish(start(root := tmp_path_factory.mktemp("serial")))
     found = metrics(root)
     assert len(found) == 4
     return found
@@ -31,17 +30,15 @@ def test_a_campaign_through_a_launcher_gives_the_same_numbers(launcher, expected
     path, root = tmp_path / "two.yaml", tmp_path / "runs"
     part = "{experiment: random_label, method: [none, fire], seed: [[1, 2]]}"
     path.write_text(f"{{size: smoke, options: {{threads: 1}}, parts: [[{part}]]}}")
-    options = RAY[1:] if launcher == "ray" else []
-    command = [sys.executable, "-m", "harness.campaign", str(path), f"run.root={root}"]
-    command += [f"hydra/launcher={launcher}", *options]
+    options = RAY if launcher == "ray" else [f"hydra/launcher={launcher}"]
+    command = [sys.executable, "-m", "harness.campaign", str(path), f"run.root={root}", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert metrics(root) == expected
 
 
 def test_two_identical_sweeps_at_once_both_end_well(expected, tmp_path):
-    sweeps = [start(tmp_path) for _ in range(2)]
-    outputs = [finish(sweep) for sweep in sweeps]
+    outputs = [finish(sweep) for sweep in [start(tmp_path), start(tmp_path)]]
     assert metrics(tmp_path) == expected
     assert len([p for p in (tmp_path / "trunks").iterdir() if (p / "DONE").exists()]) == 2  # one a seed
     assert all(output.splitlines()[-1] == "sweep: 4 of 4 done" for output in outputs)

@@ -126,6 +126,13 @@ def test_a_fifth_domain_runs_resumes_sweeps_and_is_in_a_table(tmp_path):
     assert "resuming from" in script.run([f"run.root={stopped}"])
     assert record(stopped) == record(whole) and len(record(whole)) == 2  # the run and its shared first phase
 
+    full = "from harness.runs import Run\ndef due(*_): raise OSError(28, 'No space left')\nRun.due = due"
+    said = script.run([f"run.root={tmp_path / 'full'}"], full, (2,))
+    assert said.splitlines()[-1].startswith("error: cannot write") and "Traceback" not in said
+    (failed,) = (tmp_path / "full").rglob("FAILED")
+    assert failed.read_text().startswith("cannot write") and "Traceback" in failed.read_text()
+    assert not (failed.parent / "RUNNING").exists()
+
     said = script.run(["-m", "method=none,fire", "seed=1,2", f"run.root={root}"])
     assert "sweep: 4 of 4 done" in said
     assert len(list((root / "trunks").iterdir())) == 2

@@ -13,14 +13,13 @@ import torch
 from fire_core import Report, UserError
 from harness.runs import Run, generator, machine, numpy_generator, record, seeded
 from harness.runs import checkpoint as checkpoints
-from harness.runs.record import FinishedElsewhere, RunName
+from harness.runs.record import FinishedElsewhere
 
 
-def open_run(root, *, label="fire", trunk=None, config=None, **settings):
-    name = RunName(root, "e", "smoke", label, 1)
+def open_run(root, *, label="fire", trunk=None, rate=0.1, **settings):
     usual = {"checkpoint_seconds": 300.0, "checkpoint_steps": 0, "keep": 2}
-    saving = SimpleNamespace(**usual | settings)
-    return Run(config or {"label": label, "rate": 0.1}, name, trunk=trunk, saving=saving)
+    folder, saving = root / "e" / "smoke" / label / "seed_1", SimpleNamespace(**usual | settings)
+    return Run({"label": label, "rate": rate}, folder, trunk=trunk, saving=saving)
 
 
 def play(run, *, phases=2, steps=4, stop_after=None, boundary_value=1.0):
@@ -28,10 +27,8 @@ def play(run, *, phases=2, steps=4, stop_after=None, boundary_value=1.0):
     if run.finished:
         return (run.folder / "metrics.jsonl").read_text()
     with run:
-        at, value = {"phase": 0, "step": 0}, torch.zeros(())
-        saved = run.resume()
-        if saved is not None:
-            at, value = saved["at"], saved["value"]
+        saved = run.resume() or {"at": {"phase": 0, "step": 0}, "value": torch.zeros(())}
+        at, value = saved["at"], saved["value"]
         while at["step"] < phases * steps:
             phase = at["step"] // steps
             if phase > at["phase"]:
@@ -51,11 +48,13 @@ def play(run, *, phases=2, steps=4, stop_after=None, boundary_value=1.0):
 
 def test_a_run_leaves_its_whole_record(tmp_path):
     run = open_run(tmp_path)
+    (torn := run.folder / ".meta.json.x1.torn").parent.mkdir(parents=True)
+    torn.write_text("of a process that was killed while it wrote")
     assert not run.finished
     text = play(run)
     names = {p.name for p in run.folder.iterdir()}
     assert {"DONE", "config.yaml", "meta.json", "metrics.jsonl", "summary.json", "boundary_1.json"} <= names
-    assert not {"FAILED", "RUNNING"} & names
+    assert not {"FAILED", "RUNNING", torn.name} & names
     meta = json.loads((run.folder / "meta.json").read_text())
     assert meta["experiment"] == "e" and meta["seed"] == 1 and meta["versions"]["torch"] == torch.__version__
     assert [json.loads(line)["step"] for line in text.splitlines()] == list(range(1, 9))
@@ -118,10 +117,10 @@ def test_another_config_is_a_new_folder_also_where_the_meta_file_is_lost(tmp_pat
         play(run)
     if lost:
         lost(run.folder / "meta.json")
-    other = open_run(tmp_path, config={"label": "fire", "rate": 0.2})
+    other = open_run(tmp_path, rate=0.2)
     assert other.folder != run.folder and not other.finished
     assert open_run(tmp_path).folder == run.folder
-    late = open_run(tmp_path / "late", config={"rate": 0.2})  # found its folder before another took it
+    late = open_run(tmp_path / "late", rate=0.2)  # found its folder before another took it
     stopped(tmp_path / "late")
     with pytest.raises(UserError, match="another config has taken"), late:
         pass
@@ -130,7 +129,7 @@ def test_another_config_is_a_new_folder_also_where_the_meta_file_is_lost(tmp_pat
 
 def test_a_checkpoint_of_another_config_is_refused(tmp_path):
     run = stopped(tmp_path / "a")
-    other = stopped(tmp_path / "b", config={"label": "fire", "rate": 0.2})
+    other = stopped(tmp_path / "b", rate=0.2)
     name = "checkpoint/step_000000000002.pt"
     (other.folder / name).write_bytes((run.folder / name).read_bytes())
     with pytest.raises(UserError, match=f"belongs to config {run.meta['identity']}, this run is"):
@@ -139,25 +138,18 @@ def test_a_checkpoint_of_another_config_is_refused(tmp_path):
 
 def test_a_run_that_another_process_trains_is_waited_for_and_not_trained_again(tmp_path, capsys, monkeypatch):
     first, second = open_run(tmp_path), open_run(tmp_path)
-    with first:
-        at_the_first_wait(monkeypatch, lambda: play_inside(first))
-        with pytest.raises(FinishedElsewhere, match="finished by another process"), second:
-            pass
+
+    def end_first(seconds, until):
+        """As its process would, as soon as the second one waits for it."""
+        first.resume()
+        first.finish({})
+        first.__exit__(None, None, None)
+
+    first.__enter__()
+    monkeypatch.setattr(record, "pause", end_first)
+    with pytest.raises(FinishedElsewhere, match="finished by another process"), second:
+        pass
     assert "waiting for another process" in capsys.readouterr().out
-
-
-def at_the_first_wait(monkeypatch, act):
-    """Call `act` as soon as a run waits for another process."""
-    monkeypatch.setattr("harness.runs.record.pause", lambda seconds, until: act())
-
-
-def play_inside(run):
-    """End an open run as its process would."""
-    run.resume()
-    run.log(step=1)
-    run.finish({})
-    run._end()
-    run._lock.release()
 
 
 def flip(path, bit):
@@ -168,8 +160,7 @@ def flip(path, bit):
 
 
 def test_a_flipped_bit_in_a_checkpoint_is_found_and_the_one_before_is_used(tmp_path, capsys):
-    run = open_run(tmp_path)
-    with run:
+    with open_run(tmp_path) as run:
         run.resume()
         for step in (2, 4):
             run.log(step=step)
@@ -178,8 +169,8 @@ def test_a_flipped_bit_in_a_checkpoint_is_found_and_the_one_before_is_used(tmp_p
     flip(two, 999)
     with run:
         assert run.resume()["step"] == 2
-    said = capsys.readouterr().out
-    assert "step_000000000004.pt cannot be read (record" in said and f"resuming from {one}" in said
+    text = capsys.readouterr().out
+    assert "step_000000000004.pt cannot be read (record" in text and f"resuming from {one}" in text
     assert (run.folder / "metrics.jsonl").read_text() == '{"step": 2}\n'
     flip(one, 999)
     with pytest.raises(UserError, match="differs from its checksum"), run:
@@ -248,8 +239,7 @@ def test_keeps_the_last_and_the_named(tmp_path):
 
 
 def test_non_finite_metrics_become_null(tmp_path):
-    run = open_run(tmp_path)
-    with run:
+    with open_run(tmp_path) as run:
         run.resume()
         run.log(step=1, loss=float("nan"), rank=torch.tensor(3))
     assert json.loads((run.folder / "metrics.jsonl").read_text()) == {"step": 1, "loss": None, "rank": 3}
@@ -261,19 +251,17 @@ def test_streams_are_pure_and_apart():
     others = [generator(2, "data", 2, 3), generator(1, "policy", 2, 3), generator(1, "data", 3, 2)]
     assert all(not torch.equal(draw[0], torch.rand(3, generator=g)) for g in others)
     assert numpy_generator(1, "a").random() == numpy_generator(1, "a").random()
-    before = torch.get_rng_state()
-    with seeded(1, "init"):
-        first = torch.rand(2)
-    assert torch.equal(before, torch.get_rng_state())
-    with seeded(1, "init"):
-        assert torch.equal(first, torch.rand(2))
+    before, first = torch.get_rng_state(), []
+    for _ in range(2):
+        with seeded(1, "init"):
+            first.append(torch.rand(2))
+    assert torch.equal(*first) and torch.equal(before, torch.get_rng_state())
 
 
 def test_a_checkpoint_is_due_after_seconds_or_steps(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(record.time, "monotonic", lambda: now[0])
-    run = open_run(tmp_path, checkpoint_seconds=10, checkpoint_steps=5)
-    with run:
+    with open_run(tmp_path, checkpoint_seconds=10, checkpoint_steps=5) as run:
         run.resume()
         assert not run.due(4) and run.due(5)
         run.save(5, {})

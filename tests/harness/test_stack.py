@@ -1,8 +1,6 @@
-"""Runs that one process trains as a stack: they take turns, meet, wait, stop and fail each by itself."""
+"""Runs that one process trains as a stack take turns, meet, wait and fail each by itself. tests/rl/test_sac_stack.py stops
+such runs, and reads what each has printed."""
 
-import io
-import os
-import signal
 import sys
 import time
 from functools import partial
@@ -10,7 +8,6 @@ from functools import partial
 import pytest
 
 from harness.runs.stack import meet, pause, take_turns
-from harness.stop import STOPPED, StopRequest
 
 
 def add(requests):
@@ -39,31 +36,19 @@ def test_a_run_that_waits_does_not_hold_up_the_others_and_wakes_with_its_file(tm
 
     def first():
         found.append(meet(0, add, 1))
-        (tmp_path / "DONE").touch()
+        done.touch()
         found.append(meet(0, add, 1))
         return 0
 
     def second():
-        while not (tmp_path / "DONE").exists():
-            pause(60, tmp_path / "DONE")
+        while not done.exists():
+            pause(60, done)
         found.append(meet(0, add, 10))
         return 0
 
+    done = tmp_path / "DONE"
     assert take_turns([first, second]) == 0
     assert found == [(1, 1), (11, 2), (11, 2)] and time.monotonic() - began < 30
-
-
-def test_one_works_at_a_time_with_output_of_its_own(capsys):
-    def run(name):
-        sys.stdout, kept = (stream := io.StringIO()), sys.stdout
-        meet(0, add, 1)
-        assert sys.stdout is stream
-        sys.stdout = kept
-        print(name)
-        return 0
-
-    assert take_turns([partial(run, "a"), partial(run, "b")]) == 0
-    assert capsys.readouterr().out == "a\nb\n"
 
 
 def test_a_run_that_fails_fails_alone_and_what_all_asked_for_fails_for_all():
@@ -81,21 +66,3 @@ def test_a_run_that_fails_fails_alone_and_what_all_asked_for_fails_for_all():
 
     assert take_turns([failing, other]) == 1
     assert found == [(3, 2), (2, 1)]
-
-
-def test_a_signal_asks_every_run_to_stop_and_the_process_says_so():
-    saved, handler = [], signal.getsignal(signal.SIGTERM)
-
-    def run(name):
-        stop = StopRequest()
-        stop.watch()
-        while stop.name is None:
-            meet(0, add, 1)
-            if name == "a" and not saved:
-                os.kill(os.getpid(), signal.SIGTERM)
-        saved.append(name)
-        stop.unwatch()
-        sys.exit(STOPPED)
-
-    assert take_turns([partial(run, name) for name in "abc"]) == STOPPED
-    assert sorted(saved) == ["a", "b", "c"] and signal.getsignal(signal.SIGTERM) is handler

@@ -19,9 +19,8 @@ def test_a_sweep_is_a_line_for_each_run_and_its_output_is_in_the_folders(whole):
     lines = output.splitlines()
     ends = [line for line in lines if "seed" in line and "train_accuracy" in line and line.endswith(" s")]
     assert len(ends) == 4 and lines[-1] == "sweep: 4 of 4 done" and len(lines) <= 7
-    for log in root.glob("random_label/smoke/*/seed_*/log.txt"):
-        assert "phase 2" in log.read_text()
-    assert len(list(root.glob("random_label/smoke/*/seed_*/log.txt"))) == 4
+    logs = [log.read_text() for log in root.glob("random_label/smoke/*/seed_*/log.txt")]
+    assert len(logs) == 4 and all("phase 2" in log for log in logs)
     again = finish(start(root))
     assert "4 of 4 runs are finished already" in again and "sweep: 4 of 4 done" in again
 
