@@ -41,8 +41,8 @@ def evaluate(
         result |= reestimated(net, curriculum)
         if curriculum.cfg.run.curvature:
             draw = generator(curriculum.cfg.seed, "curvature", phase.index)
-            norm = curvature(net.train(), *curriculum.probe(), cross_entropy, generator=draw)
-            result["hessian_norm"] = norm
+            probe = curriculum.probe()
+            result["hessian_norm"] = curvature(net.train(), *probe, cross_entropy, generator=draw)
     return result
 
 

@@ -41,8 +41,8 @@ class Images:
 
         test: use `test_mean` and `test_std`, if they are given.
         """
-        of_tests = test and self.test_mean is not None
-        pair = (self.test_mean, self.test_std) if of_tests else (self.mean, self.std)
+        own = test and self.test_mean is not None
+        pair = (self.test_mean, self.test_std) if own else (self.mean, self.std)
         mean, std = (value.view(1, -1, 1, 1) for value in pair)
         return pictures.to(torch.float32).sub_(255 * mean).mul_(1 / (255 * std))
 

@@ -20,9 +20,8 @@ def import_torchvision() -> ModuleType:
     try:
         return importlib.import_module("torchvision")
     except ModuleNotFoundError as error:
-        raise UserError(
-            "torchvision is not installed: make install-vision, or pip install -e '.[vision]'"
-        ) from error
+        remedy = "make install-vision, or pip install -e '.[vision]'"
+        raise UserError(f"torchvision is not installed: {remedy}") from error
     except RuntimeError as error:
         if "torchvision::nms" not in str(error):
             raise

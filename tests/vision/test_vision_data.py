@@ -229,13 +229,13 @@ def test_class_folders_are_decoded_once_and_again_when_files_change(tmp_path, mo
     first = read_class_folders(folder, **settings)
     monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("decoded again"))
     again = read_class_folders(folder, **settings)
-    assert np.array_equal(first.train_images, again.train_images)
+    assert np.array_equal(first.train[0], again.train[0])
     moved = folder.rename(tmp_path / "moved")
-    assert np.array_equal(first.train_images, read_class_folders(moved, **settings).train_images)
+    assert np.array_equal(first.train[0], read_class_folders(moved, **settings).train[0])
     monkeypatch.undo()
     Image.new("RGB", (30, 30), (77, 77, 77)).save(moved / "train" / "cat" / "0.png")
     changed = read_class_folders(moved, **settings)
-    assert changed.train_images[0, 0, 0, 0] == 77 and first.train_images[0, 0, 0, 0] != 77
+    assert changed.train[0][0, 0, 0, 0] == 77 and first.train[0][0, 0, 0, 0] != 77
 
 
 def test_a_published_data_set_as_class_folders_keeps_its_name_and_size(tmp_path):

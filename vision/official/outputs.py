@@ -7,6 +7,7 @@ passes, training and test. Here each sample is reduced to one row at once, and t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +21,13 @@ from fire_core.units import UnitLayer
 
 KEPT = 512
 QUERY, KEY, VALUE = "to_q", "to_k", "to_v"
+Reduce = Callable[[UnitLayer, Tensor], Tensor]
 
 
 def watched_layers(net: nn.Module) -> list[str]:
     """Return the names of every Linear and Conv2d that is not on a shortcut, in module order."""
-    return [
-        name
-        for name, module in net.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv2d) and "shortcut" not in name
-    ]
+    layers = [name for name, module in net.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    return [name for name in layers if "shortcut" not in name]
 
 
 def is_attention(name: str) -> bool:
@@ -59,10 +58,8 @@ def last_rows(kept: Tensor, new: Tensor) -> Tensor:
 def inputs_for(method: Any, state: State, which: str) -> Any:
     """Return the test or last inputs that `batches` of vision/train.py offers. Raises UserError in a loop without them."""
     if not hasattr(state.batches, which):
-        raise UserError(
-            f"{method.name}: variant=official looks at further images: give attach() `batches` with a method {which}, or "
-            "use variant=published"
-        )
+        remedy = f"give attach() `batches` with a method {which}, or use variant=published"
+        raise UserError(f"{method.name}: variant=official looks at further images: {remedy}")
     return getattr(state.batches, which)(KEPT)
 
 
@@ -72,9 +69,7 @@ class OutputRecorder:
     `values[name]` holds `reduce(layer, output)` of the latest pass, where `name` is that of the layer.
     """
 
-    def __init__(
-        self, net: Any, layers: Iterable[UnitLayer], reduce: Callable[[UnitLayer, Tensor], Tensor]
-    ) -> None:
+    def __init__(self, net: Any, layers: Iterable[UnitLayer], reduce: Reduce) -> None:
         self.net, self.reduce = net, reduce
         self.values: dict[str, Tensor] = {}
         self._looking = False
@@ -82,17 +77,13 @@ class OutputRecorder:
         self._all_tokens = getattr(net, "all_tokens", None)
         if self._all_tokens is not None:
             net.all_tokens = True
-        self._handles = [
-            net.get_submodule(layer.name).register_forward_hook(self._hook(layer)) for layer in layers
-        ]
+        hooked = [(net.get_submodule(layer.name), partial(self._record, layer)) for layer in layers]
+        self._handles = [module.register_forward_hook(hook) for module, hook in hooked]
 
-    def _hook(self, layer: UnitLayer) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-            if self._looking or (module.training and torch.is_grad_enabled()):
-                with torch.no_grad():
-                    self.values[layer.name] = self.reduce(layer, output.detach())
-
-        return hook
+    def _record(self, layer: UnitLayer, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        if self._looking or (module.training and torch.is_grad_enabled()):
+            with torch.no_grad():
+                self.values[layer.name] = self.reduce(layer, output.detach())
 
     def look(self, batches: Iterable[Tensor], *, training: bool) -> Iterator[dict[str, Tensor]]:
         """Yield `values` of a pass over each batch, in training or evaluation mode, which leaves the net as it was."""
@@ -140,7 +131,7 @@ class WatchesOutputs(AfterTest):
     more. This gives the same rows if the learning rate of that phase's last epoch was 0, as in Figure 2a.
     """
 
-    reduce: Callable[[UnitLayer, Tensor], Tensor]
+    reduce: Reduce
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> OutputRecorder:
         return OutputRecorder(net, layers, self.reduce)

@@ -41,44 +41,33 @@ class OfficialSNR(WatchesOutputs, ResetsRows, SelfNormalizedResets):
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
         """Return the memory of a layer at the start of training: no kept rows, and zero ages, silences and steps."""
-
-        def counter(*shape: int) -> Tensor:
-            return torch.zeros(*shape, layer.units, dtype=torch.int32, device=device)
-
+        counts = {"dtype": torch.int32, "device": device}
         return {
             "kept": torch.zeros(0, layer.units, dtype=torch.bool, device=device),
-            "age": counter(),
-            "tau": counter() + FIRST,
+            "age": torch.zeros(layer.units, **counts),
+            "tau": torch.full((layer.units,), FIRST, **counts),
             # ages at which silences ended since the last update, one row per step, 0 for none
-            "silences": counter(self.update_every + 1),
+            "silences": torch.zeros(self.update_every + 1, layer.units, **counts),
             "steps": torch.zeros((), dtype=torch.int64),
         }
 
     def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
-        """Keep the new rows, make one `step`, and return which units are due, (units,) bool: none in the last layer."""
-        memory["kept"] = last_rows(memory["kept"], measured)
+        """Update `memory` by one step and return which units are due, (units,) bool: none in the last layer."""
+        kept = memory["kept"] = last_rows(memory["kept"], measured)
         for key in ("age", "tau", "silences"):
             memory[key] = memory[key].to(measured.device)
-        due = self.step(memory, memory["kept"].any(dim=0), len(memory["kept"]))
-        return due if layer.outgoing else torch.zeros_like(due)
-
-    def step(self, memory: dict[str, Tensor], fires: Tensor, kept: int) -> Tensor:
-        """Update `memory` by one step and return which units are due, (units,) bool.
-
-        fires: (units,) bool, of the samples kept. kept: their number.
-        """
-        age, silences = memory["age"], memory["silences"]
+        age, silences, fires = memory["age"], memory["silences"], kept.any(dim=0)
         row = int(memory["steps"]) % self.update_every
         memory["steps"] += 1
         silences[row or self.update_every] += (age * fires).clamp(max=LONGEST)
-        age.add_(kept).masked_fill_(fires, 0)
+        age.add_(len(kept)).masked_fill_(fires, 0)
         if row == 0:
-            memory["tau"] = self.threshold(silences, memory["tau"], kept)
+            memory["tau"] = self.threshold(silences, memory["tau"], len(kept))
             silences.zero_()
         due = age >= memory["tau"]
         silences[row] += (age * due).clamp(max=LONGEST)
         age.masked_fill_(due, 0)
-        return due
+        return due if layer.outgoing else torch.zeros_like(due)
 
     def threshold(self, silences: Tensor, tau: Tensor, kept: int) -> Tensor:
         """Return the new thresholds in samples, (units,), from `kept` to LONGEST.
