@@ -44,10 +44,8 @@ class World:
     def check(self, method: Method) -> None:
         """Raise UserError for a method by which the copies of the network in several processes would diverge."""
         if "activations" in method.needs and self.size > 1:
-            raise UserError(
-                f"method={method.name} with {self.size} processes: it scores units on the batches of one process, so "
-                "the copies of the network would diverge; use one process"
-            )
+            why = "it scores units on the batches of one process, so the copies of the network would diverge"
+            raise UserError(f"method={method.name} with {self.size} processes: {why}; use one process")
 
     def share_of(self, micro_batches: int) -> range:
         """Return the micro-batches of an iteration that this process computes.
@@ -55,10 +53,8 @@ class World:
         Raises UserError if their number is not a multiple of the number of processes.
         """
         if micro_batches % self.size:
-            raise UserError(
-                f"accumulation={micro_batches} micro-batches cannot be shared evenly by {self.size} processes: "
-                "use a number of processes that divides it, or change accumulation"
-            )
+            wrong = f"accumulation={micro_batches} cannot be shared evenly by {self.size} processes"
+            raise UserError(f"{wrong}: use a number of processes that divides it, or change accumulation")
         return range(self.rank, micro_batches, self.size)
 
     def deal(self, batches: Iterable[T]) -> Iterator[tuple[T, bool]]:

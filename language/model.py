@@ -46,13 +46,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
-            raise UserError(
-                f"model.width={self.width} is not a multiple of model.heads={self.heads}: choose one that is"
-            )
+            raise UserError(f"model.width={self.width} is no multiple of model.heads={self.heads}")
         if self.heads % self.groups:
-            raise UserError(
-                f"model.heads={self.heads} is not a multiple of model.key_value_heads={self.groups}"
-            )
+            raise UserError(f"model.heads={self.heads} is no multiple of model.key_value_heads={self.groups}")
 
     @property
     def groups(self) -> int:
@@ -88,9 +84,9 @@ class SelfAttention(nn.Module):
         else:
             parts = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
         q, k, v = (p.view(batch, time, -1, self.shape.head_width).transpose(1, 2) for p in parts)
-        rule = {"dropout_p": self.shape.dropout if self.training else 0.0, "is_causal": True}
-        gqa = self.shape.groups != self.shape.heads
-        mixed = functional.scaled_dot_product_attention(q, k, v, **rule, enable_gqa=gqa)
+        rule = {"is_causal": True, "enable_gqa": self.shape.groups != self.shape.heads}
+        dropout = self.shape.dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, **rule)
         return self.c_proj(mixed.transpose(1, 2).reshape(batch, time, width))
 
 
@@ -198,8 +194,5 @@ def adamw(net: nn.Module, *, betas: tuple[float, float], weight_decay: float) ->
     """
     parameters = [p for p in net.parameters() if p.requires_grad]
     matrices, vectors = ([p for p in parameters if (p.dim() >= 2) == large] for large in (True, False))
-    groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=True)

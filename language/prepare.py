@@ -10,10 +10,10 @@ end-of-text id. The tokenizer uses all cores, or as many as RAYON_NUM_THREADS sa
 
 from __future__ import annotations
 
-import argparse
 import json
 import lzma
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -58,9 +58,8 @@ def prepare(
     known = read_manifest(folder)["made_from"]
     for key, value in made_from.items():
         if known.get(key) != value:
-            raise UserError(
-                f"{folder} was made with {key}={known.get(key)}, not {value}: remove the folder, or give another --out"
-            )
+            wrong = f"{folder} was made with {key}={known.get(key)}, not {value}"
+            raise UserError(f"{wrong}: remove the folder, or give another --out")
     return folder
 
 
@@ -96,9 +95,7 @@ def encode(texts: Iterable[str], tokenizer: TextTokenizer, dtype: str, path: Pat
 
 def main() -> None:
     """Run the command line and print the folder and token counts of each source."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="*", default=list(SHIPPED), help="names, folder:PATH or jsonl:FILE")
     parser.add_argument("--tokenizer", default="small", help="small, gpt2, or a tokenizers JSON file")
     parser.add_argument("--out", type=Path, default=Path("data/language"))
@@ -111,16 +108,13 @@ def main() -> None:
         source = open_source(text, options.validation_share, options.field, options.split)
         folder = prepare(source, options.tokenizer, options.out, documents=options.documents)
         parts = read_manifest(folder)["parts"]
-        counts = [
-            f"{name} {p['tokens']:,} tokens in {p['documents']:,} documents" for name, p in parts.items()
-        ]
-        print(f"{folder}: {', '.join(counts)}", flush=True)
+        for name, part in parts.items():
+            counts = f"{part['tokens']:,} tokens in {part['documents']:,} documents"
+            print(f"{folder}/{name}.bin: {counts}", flush=True)
         expected = PUBLISHED_TOKENS.get((source.name, options.tokenizer))
         if expected and options.documents is None and parts["train"]["tokens"] != expected:
-            raise UserError(
-                f"{folder}/train.bin has {parts['train']['tokens']:,} tokens, {expected:,} were expected: the text, its "
-                "split or the tokenizer is not the published one; the files are kept"
-            )
+            wrong = f"{folder}/train.bin has {parts['train']['tokens']:,} tokens, {expected:,} were expected"
+            raise UserError(f"{wrong}: the text, its split or the tokenizer is another; the files are kept")
 
 
 if __name__ == "__main__":

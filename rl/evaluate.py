@@ -1,7 +1,7 @@
 """Evaluation of a policy in fresh environments.
 
-Environments need `count`, `reset() -> observations` and `step(actions)`, whose result has `observations`, `rewards`,
-`terminated` and `truncated` (arrays). For `play_steps`, they start the next episode in the step that ends one.
+Environments need `count`, `reset() -> observations` and `step(actions)`, whose result begins with observations, rewards,
+terminated and truncated (arrays). For `play_steps`, they start the next episode in the step that ends one.
 """
 
 from collections.abc import Callable
@@ -52,11 +52,10 @@ def play_episodes(environments: Any, policy: Policy, episodes: int, max_steps: i
         observations, running = environments.reset(), np.ones(environments.count, bool)
         scores, lengths = np.zeros(environments.count), np.zeros(environments.count, np.int64)
         for _ in range(max_steps):
-            step = environments.step(policy(observations))
-            observations = step.observations
-            scores += np.where(running, step.rewards, 0.0)
+            observations, rewards, terminated, truncated, *_ = environments.step(policy(observations))
+            scores += np.where(running, rewards, 0.0)
             lengths += running
-            running = running & ~(step.terminated | step.truncated)
+            running = running & ~(terminated | truncated)
             if not running.any():
                 break
         result.returns += scores.tolist()
@@ -74,11 +73,10 @@ def play_steps(environments: Any, policy: Policy, steps: int) -> Evaluation:
     result, observations = Evaluation(), environments.reset()
     scores, lengths = np.zeros(environments.count), np.zeros(environments.count, np.int64)
     for _ in range(steps // environments.count):
-        step = environments.step(policy(observations))
-        observations = step.observations
-        scores += step.rewards
+        observations, rewards, terminated, truncated, *_ = environments.step(policy(observations))
+        scores += rewards
         lengths += 1
-        for index in np.flatnonzero(step.terminated | step.truncated):
+        for index in np.flatnonzero(terminated | truncated):
             result.returns.append(float(scores[index]))
             result.lengths.append(int(lengths[index]))
             scores[index], lengths[index] = 0.0, 0

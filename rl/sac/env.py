@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -110,10 +110,9 @@ def physics(environment: gymnasium.Env) -> Any:
     """Return the MjData of a MuJoCo environment. Raises UserError for other environments."""
     inner = environment.unwrapped
     if not hasattr(inner, "data"):
-        raise UserError(
-            f"{type(inner).__name__} is not a MuJoCo task, so its state cannot be saved: "
-            "set run.trunk=false run.checkpoint_seconds=1e9 run.checkpoint_steps=0; such a run cannot be resumed"
-        )
+        remedy = "set run.trunk=false run.checkpoint_seconds=1e9 run.checkpoint_steps=0"
+        wrong = f"{type(inner).__name__} is not a MuJoCo task, so its state cannot be saved"
+        raise UserError(f"{wrong}: {remedy}; such a run cannot be resumed")
     return inner.data
 
 
@@ -132,15 +131,6 @@ def counters(environment: gymnasium.Env) -> list[tuple[Any, str]]:
         layers.append(layers[-1].env)
     names = ("_elapsed_steps", "_has_reset")
     return [(layer, name) for layer in layers for name in names if name in vars(layer)]
-
-
-class Moment(NamedTuple):
-    """Result of one step of several tasks, as arrays over the tasks."""
-
-    observations: np.ndarray
-    rewards: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
 
 
 class EvaluationTasks:
@@ -164,12 +154,12 @@ class EvaluationTasks:
         self.ended = np.zeros(self.count, dtype=bool)
         return self.observations.copy()
 
-    def step(self, actions: np.ndarray) -> Moment:
-        """Step every episode that has not ended."""
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step every episode that has not ended. Return observations, rewards, terminated, truncated of all."""
         rewards = np.zeros(self.count)
         terminated, truncated = np.zeros((2, self.count), bool)
         for index in np.flatnonzero(~self.ended):
             outcome = self.tasks[index].step(actions[index])
             self.observations[index], rewards[index], terminated[index], truncated[index] = outcome
         self.ended |= terminated | truncated
-        return Moment(self.observations.copy(), rewards, terminated, truncated)
+        return self.observations.copy(), rewards, terminated, truncated

@@ -22,41 +22,38 @@ from rl.sac.normaliser import RunningNormaliser
 from rl.sac.update import Learner
 
 
-def mean_policy(learner: Learner, normaliser: RunningNormaliser, device: torch.device) -> Policy:
+def mean_policy(learner: Learner, normaliser: RunningNormaliser) -> Policy:
     """Return the policy of evaluation, without noise: observations (n, size) -> actions (n, actions) in (-1, 1)."""
 
     def policy(observations: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            mean, _ = learner.actor(send(torch.from_numpy(normaliser.normalise(observations)), device))
+            inputs = send(torch.from_numpy(normaliser.normalise(observations)), learner.device)
+            mean, _ = learner.actor(inputs)
         return torch.tanh(mean).cpu().numpy()
 
     return policy
 
 
 def explore(
-    learner: Learner,
-    normaliser: RunningNormaliser,
-    observation: np.ndarray,
-    noise: torch.Generator,
-    device: torch.device,
+    learner: Learner, normaliser: RunningNormaliser, observation: np.ndarray, noise: torch.Generator
 ) -> np.ndarray:
     """Return one action (actions,) in (-1, 1), drawn from the policy. Raises UserError if it is not finite."""
-    inputs = send(torch.from_numpy(normaliser.normalise(observation)).unsqueeze(0), device)
+    inputs = send(torch.from_numpy(normaliser.normalise(observation)).unsqueeze(0), learner.device)
     with torch.no_grad():
         mean, log_std = learner.actor(inputs)
-        action, _ = sample_action(mean, log_std, send(torch.randn(mean.shape, generator=noise), device))
+        normal = send(torch.randn(mean.shape, generator=noise), learner.device)
+        action, _ = sample_action(mean, log_std, normal)
     chosen = action.squeeze(0).cpu().numpy()
     if not np.isfinite(chosen).all():
-        raise UserError(
-            f"the policy's action is {chosen.tolist()}: try a learning_rate below {learner.learning_rate}"
-        )
+        remedy = f"try a learning_rate below {learner.learning_rate}"
+        raise UserError(f"the policy's action is {chosen.tolist()}: {remedy}")
     return chosen
 
 
-def normalise(batch: Batch, normaliser: RunningNormaliser, device: torch.device) -> Batch:
+def normalise(batch: Batch, normaliser: RunningNormaliser) -> Batch:
     """Return a replay sample with its observations normalised by the present statistics."""
-    mean, inverse = normaliser.affine(device)
-    now, following = batch.observations.to(device), batch.next_observations.to(device)
+    mean, inverse = normaliser.affine(batch.rewards.device)
+    now, following = batch.observations, batch.next_observations
     return batch._replace(observations=(now - mean) * inverse, next_observations=(following - mean) * inverse)
 
 
@@ -66,7 +63,7 @@ def stored_batches(
     """Yield 100 times the inputs of both networks, by name, from the replay, for methods that look at data."""
     draws = numpy_generator(cfg.seed, "stored_batches", step)
     for _ in range(100):
-        batch = normalise(replay.sample(cfg.batch_size, draws, device), normaliser, device)
+        batch = normalise(replay.sample(cfg.batch_size, draws, device), normaliser)
         yield {"actor": batch.observations, "critics": (batch.observations, batch.actions)}, None
 
 

@@ -89,17 +89,17 @@ def train(cfg: DictConfig) -> None:
     def measure() -> dict[str, float]:
         if not len(replay):
             return {}
-        stored = replay.sample(min(512, len(replay)), numpy_generator(cfg.seed, "probe", at["step"]))
-        batch = normalise(stored, normaliser, device)
+        draws = numpy_generator(cfg.seed, "probe", at["step"])
+        batch = normalise(replay.sample(min(512, len(replay)), draws, device), normaliser)
         found = plasticity(learner.actor, batch.observations)
         if session.trigger.measures:
-            shape, draw = (len(stored.rewards), action_size), generator(cfg.seed, "probe", at["step"])
+            shape, draw = (len(batch.rewards), action_size), generator(cfg.seed, "probe", at["step"])
             gradients = actor_pass(learner, batch, torch.randn(shape, generator=draw).to(device))[1]["actor"]
             found["relative_gradient"] = relative_norm(gradients, learner.trained["actor"])
         return found
 
     def test() -> dict[str, float]:
-        count, policy = cfg.eval_episodes, mean_policy(learner, normaliser, device)
+        count, policy = cfg.eval_episodes, mean_policy(learner, normaliser)
         tests.use_seeds([derive(cfg.seed, "evaluation", at["step"], i) % 2**31 for i in range(count)])
         with treatment.evaluating():
             result = play_episodes(tests, policy, count, cfg.eval_limit).summary()
@@ -135,7 +135,7 @@ def train(cfg: DictConfig) -> None:
                 warm_up = numpy_generator(cfg.seed, "warm_up", at["step"])
                 action = warm_up.uniform(-1, 1, action_size).astype(np.float32)
             else:
-                action = explore(learner, normaliser, observation, noise, device)
+                action = explore(learner, normaliser, observation, noise)
             following, reward, terminated, truncated = task.step(action)
             blind = False
             if not official:
@@ -152,7 +152,7 @@ def train(cfg: DictConfig) -> None:
             if at["step"] >= cfg.learning_starts + (not official):
                 draws = numpy_generator(cfg.seed, "replay", at["step"])
                 together = replay.sample(cfg.batch_size * cfg.updates_per_step, draws, device)
-                for batch in normalise(together, normaliser, device).split(cfg.batch_size):
+                for batch in normalise(together, normaliser).split(cfg.batch_size):
                     normal = torch.randn((2, cfg.batch_size, action_size), generator=noise)
                     penalty = treatment.penalty()
                     at["last"] = update(learner, batch, send(normal, device), penalty, treatment.before_step)

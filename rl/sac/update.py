@@ -14,7 +14,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from harness.runs import generator
+from harness.runs import seeded
 from rl.captured import captured
 from rl.replay import Batch
 from rl.sac.network import Actor, Critics, Temperature, sample_action
@@ -48,8 +48,11 @@ class Learner:
 
     def __post_init__(self):
         self.optimizers = self.new_optimizers()
-        device = self.temperature.log_alpha.device
-        self.passes = [captured(f, device) if self.compile else f for f in (actor_pass, critic_pass)]
+        self.passes = [captured(f, self.device) if self.compile else f for f in (actor_pass, critic_pass)]
+
+    @property
+    def device(self) -> torch.device:
+        return self.temperature.log_alpha.device
 
     def new_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Return new optimizers of the present parameters: AdamW for actor and critics, Adam for alpha."""
@@ -64,8 +67,7 @@ class Learner:
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context for the networks in an update."""
-        device = self.temperature.log_alpha.device.type
-        return torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16")
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def nets(self) -> dict[str, nn.Module]:
         """Return all modules with weights by name."""
@@ -74,16 +76,16 @@ class Learner:
 
 def build(cfg: DictConfig, observations: int, actions: int, device: torch.device) -> Learner:
     """Return a learner with newly drawn networks for observations and actions of these lengths."""
-    sizes = (observations, actions)
-    actor_norm, critic_norm = (net.norm or "layer" for net in (cfg.actor, cfg.critic))
-    draw = generator(cfg.seed, "init", "actor")
-    actor = Actor(*sizes, cfg.actor.width, cfg.actor.blocks, draw, actor_norm).to(device)
-    draw, shape = generator(cfg.seed, "init", "critics"), (cfg.critic.width, cfg.critic.blocks)
-    critics = Critics(*sizes, *shape, cfg.critic.count, draw, critic_norm).to(device)
+    sizes, actor, critic = (observations, actions), cfg.actor, cfg.critic
+    with seeded(cfg.seed, "init", "actor"):
+        policy = Actor(*sizes, actor.width, actor.blocks, actor.norm or "layer").to(device)
+    with seeded(cfg.seed, "init", "critics"):
+        shape = critic.width, critic.blocks, critic.count, critic.norm or "layer"
+        critics = Critics(*sizes, *shape).to(device)
     temperature, target_entropy = Temperature(cfg.temperature).to(device), -cfg.target_entropy * actions
     names = ("discount", "tau", "learning_rate", "weight_decay", "precision", "compile")
     rest = {name: cfg[name] for name in names}
-    return Learner(actor, critics, deepcopy(critics), temperature, target_entropy=target_entropy, **rest)
+    return Learner(policy, critics, deepcopy(critics), temperature, target_entropy=target_entropy, **rest)
 
 
 def critic_target(learner: Learner, batch: Batch, noise: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """Evaluation counts the episodes fixed beforehand, whatever their length; the official protocol drops long ones."""
 
-from types import SimpleNamespace
-
 import numpy as np
 
 from rl.evaluate import play_episodes, play_steps
@@ -30,8 +28,7 @@ class Alternating:
         self.number[ended] += 1
         self.time[ended] = 0
         last, rewards = self.number % 2 == 0, np.ones(self.count, np.float32)
-        ends = {"terminated": ended & last, "truncated": ended & ~last}
-        return SimpleNamespace(observations=self._observe(), rewards=rewards, **ends)
+        return self._observe(), rewards, ended & last, ended & ~last
 
 
 def still(observations):
