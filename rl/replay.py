@@ -44,12 +44,10 @@ class FrameReplay:
 
     Args:
         capacity: transitions over all environments together, a multiple of `environments`, which step together.
-        frame_shape: (height, width).
-        stack: frames in an observation.
+        frame_shape: (height, width). stack: frames in an observation.
         channels_last: samples lie in memory as (B, height, width, stack), the layout of channels-last convolutions.
         n_step: rewards that a transition sums up, discounted by their distance; its next observation lies as many steps
             later. Both are fewer where the episode ends earlier, and where later steps have not been played yet.
-        discount: factor of a reward one step later.
         device: where batches are used. The frames lie there too if it is a GPU with twice as much free memory.
     Raises: UserError where memory is too small.
     """
@@ -97,18 +95,12 @@ class FrameReplay:
         self.facts["age"][slot] = 0
 
     def add(
-        self,
-        actions: Array,
-        rewards: Array,
-        terminated: Array,
-        truncated: Array,
-        next_frames: Array,
-        final_frames: Array | None = None,
+        self, actions: Array, rewards: Array, terminated: Array, truncated: Array, frames: Array, final: Array
     ) -> None:
         """Store one step of all environments, taken from the frames that were stored last.
 
-        All but the frames (environments, height, width) are (environments,). `next_frames` are what the policy sees next
-        (the first after a reset); of `final_frames`, only the last frames of episodes that ended are read.
+        All but the frames (environments, height, width) are (environments,). `frames` are what the policy sees next (the
+        first after a reset); of `final`, only the last frames of episodes that ended are read.
         """
         slot, following = self.count % self.length, (self.count + 1) % self.length
         ended = terminated | truncated
@@ -117,9 +109,9 @@ class FrameReplay:
             self.facts[name][slot] = values
         age = np.minimum(self.facts["age"][slot] + 1, self.stack - 1)
         self.facts["age"][following] = np.where(ended, 0, age)
-        self.frames[following] = torch.from_numpy(next_frames)
+        self.frames[following] = torch.from_numpy(frames)
         for index in np.flatnonzero(ended):
-            self.final_frames[self.count, int(index)] = np.array(final_frames[index], np.uint8)
+            self.final_frames[self.count, int(index)] = final[index].copy()
         self.count += 1
         while self.final_frames and (first := next(iter(self.final_frames)))[0] < self.count - self.depth:
             del self.final_frames[first]

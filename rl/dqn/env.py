@@ -27,6 +27,9 @@ SCORES = {
 }
 
 
+COUNTERS = ("executed", "scores", "lengths")  # attributes of `Games`, one number for each
+
+
 class Step(NamedTuple):
     """Result of one step of all n environments."""
 
@@ -53,7 +56,6 @@ class Games:
         *,
         seed: int,
         sticky: float = 0.25,
-        stack: int = 4,
         threads: int = 1,
         grey_last: bool = False,
     ):
@@ -63,7 +65,7 @@ class Games:
             self.backend = AtariBackend(game, count, frame_shape, seed, threads, grey_last)
         self.count, self.actions, self.sticky = count, self.backend.actions, sticky
         self.generator = np.random.default_rng([seed, 1])
-        self.observations = np.zeros((count, stack, *frame_shape), np.uint8)
+        self.observations = np.zeros((count, 4, *frame_shape), np.uint8)
         self.executed = np.zeros(count, np.int64)
         self.scores = np.zeros(count)
         self.lengths = np.zeros(count, np.int64)
@@ -92,19 +94,17 @@ class Games:
 
     def state_dict(self) -> dict:
         """Return the exact state as plain values and tensors: game states, stacks, sticky actions, generator."""
-        return {
+        counters = {name: getattr(self, name).tolist() for name in COUNTERS}
+        games = {
             "backend": self.backend.state_dict(),
             "observations": torch.from_numpy(self.observations.copy()),
-            "executed": self.executed.tolist(),
-            "scores": self.scores.tolist(),
-            "lengths": self.lengths.tolist(),
-            "generator": self.generator.bit_generator.state,
         }
+        return counters | games | {"generator": self.generator.bit_generator.state}
 
     def load_state_dict(self, state: dict) -> None:
         """Restore what `state_dict` returned."""
         self.backend.load_state_dict(state["backend"])
         self.observations[:] = state["observations"].numpy()
-        self.executed = np.array(state["executed"], np.int64)
-        self.scores, self.lengths = np.array(state["scores"]), np.array(state["lengths"], np.int64)
+        for name in COUNTERS:
+            getattr(self, name)[:] = state[name]
         self.generator.bit_generator.state = state["generator"]

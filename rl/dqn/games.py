@@ -9,6 +9,7 @@ import torch
 
 from fire_core.errors import UserError, did_you_mean
 
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 CATCH = "catch"
 LONGEST = 27_000  # agent steps of an Atari episode
 RESEED_AFTER = 5000  # steps and resets between seeded starts of an emulator: a resume plays them again
@@ -27,13 +28,7 @@ class AtariBackend:
     """
 
     def __init__(
-        self,
-        game: str,
-        count: int,
-        frame_shape: tuple[int, int],
-        seed: int,
-        threads: int = 1,
-        grey_last: bool = False,
+        self, game: str, count: int, frame_shape: tuple[int, int], seed: int, threads: int, grey_last: bool
     ):
         import ale_py
 
@@ -69,13 +64,13 @@ class AtariBackend:
         """Restart the chosen emulators, and return frames (n, h, w), which are 0 for the others."""
         frames = np.zeros((self.count, *self.frame_shape), np.uint8)
         if chosen.any():
-            seeds = [_start_seed(self.seed, int(i), self.starts[i]) for i in np.flatnonzero(chosen)]
-            seed, options = np.array(seeds) if seeded else None, {"reset_mask": chosen}
-            observations, _ = self.games.reset(seed=seed, options=options)
+            places = [[self.seed, i, self.starts[i]] for i in np.flatnonzero(chosen).tolist()]
+            seeds = np.array([int(np.random.SeedSequence(p).generate_state(1)[0] % 2**31) for p in places])
+            observations, _ = self.games.reset(seed=seeds if seeded else None, options={"reset_mask": chosen})
             frames[chosen] = _frames(observations)[chosen]
         return frames
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, actions: np.ndarray) -> Arrays:
         """Return (frames (n, h, w), raw rewards, terminated, truncated); an ended episode gives its last frame."""
         for history, action in zip(self.history, actions.tolist()):
             history.append(action)
@@ -93,9 +88,7 @@ class AtariBackend:
         self.history = [items.tolist() for items in state["history"]]
         lengths = np.array([len(history) for history in self.history])
         self.games.reset(seed=np.arange(self.count))
-        for left in range(
-            lengths.max(), 0, -1
-        ):  # those with fewer steps start later, so that all end together
+        for left in range(lengths.max(), 0, -1):  # those with fewer steps start later: all end together
             self._start(lengths == left, seeded=True)
             items = np.zeros(self.count, np.int64)
             for index in np.flatnonzero(lengths >= left):
@@ -106,19 +99,12 @@ class AtariBackend:
 
 
 def _frames(observations: np.ndarray) -> np.ndarray:
-    """Return grey frames (n, h, w) uint8 from observations (n, 1, h, w), or in colour (n, 1, h, w, 3)."""
+    """Return grey frames (n, h, w) uint8 from observations (n, 1, h, w), or (n, 1, h, w, 3) as OpenCV turns them grey."""
     frames = observations[:, 0]
-    return frames if frames.ndim == 3 else grey(frames)
-
-
-def grey(colours: np.ndarray) -> np.ndarray:
-    """Return the brightness (..., h, w) uint8 of RGB pictures (..., h, w, 3), bit for bit as OpenCV computes it."""
-    red, green, blue = (colours[..., channel].astype(np.uint32) for channel in range(3))
+    if frames.ndim == 3:
+        return frames
+    red, green, blue = np.moveaxis(frames, -1, 0).astype(np.uint32)
     return ((9798 * red + 19235 * green + 3735 * blue + 16384) >> 15).astype(np.uint8)
-
-
-def _start_seed(seed: int, index: int, start: int) -> int:
-    return int(np.random.SeedSequence([seed, index, start]).generate_state(1)[0] % 2**31)
 
 
 class CatchBackend:
@@ -150,7 +136,7 @@ class CatchBackend:
             self.paddle[index] = self.generator.integers(self.size)
         return self._draw()
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, actions: np.ndarray) -> Arrays:
         """Return (frames (n, h, w), rewards, terminated, truncated); an ended episode gives its last frame."""
         self.paddle = np.clip(self.paddle + actions - 1, 0, self.size - 1)
         self.ball[:, 0] += 1
@@ -167,11 +153,8 @@ class CatchBackend:
 
     def state_dict(self) -> dict:
         """Return positions and generator as plain numbers."""
-        return {
-            "ball": self.ball.tolist(),
-            "paddle": self.paddle.tolist(),
-            "generator": self.generator.bit_generator.state,
-        }
+        positions = {"ball": self.ball.tolist(), "paddle": self.paddle.tolist()}
+        return positions | {"generator": self.generator.bit_generator.state}
 
     def load_state_dict(self, state: dict) -> None:
         """Restore what `state_dict` returned."""

@@ -35,10 +35,6 @@ class Learner:
         """Return the parameters that an update changes; plasticity injection freezes some."""
         return [parameter for parameter in self.net.parameters() if parameter.requires_grad]
 
-    def copy(self) -> None:
-        """Copy the trained network into the target network."""
-        self.target.load_state_dict(self.net.state_dict())
-
 
 @torch.no_grad()
 def td_targets(learner: Learner, batch: Batch) -> Tensor:

@@ -34,8 +34,7 @@ def measure_network(learner: Learner, probe: Batch) -> dict[str, float]:
     by_parameter: dict[str, list[Tensor]] = {}
     for matrix in find_targets(net).included:
         by_parameter.setdefault(matrix.parameter, []).append(deviation_from_isometry(matrix.matrix(net)))
-    layers = {f"dfi_{name}": float(torch.stack(values).mean()) for name, values in by_parameter.items()}
-    return figures | layers
+    return figures | {f"dfi_{name}": float(torch.stack(each).mean()) for name, each in by_parameter.items()}
 
 
 class Window:
@@ -81,11 +80,9 @@ class Window:
 
 def brief(figures: dict[str, float], window: Window) -> str:
     """Return the measurements as one line for the terminal."""
-    training = "" if window.train_return is None else f"training episodes {window.train_return:.2f}, "
+    line = "" if window.train_return is None else f"training episodes {window.train_return:.2f}, "
     unfinished = f", {figures['eval_unfinished']} unfinished" if figures.get("eval_unfinished") else ""
-    line = (
-        f"{training}evaluation {figures['eval_return']:.2f} ({figures['eval_episodes']} episodes{unfinished})"
-    )
+    line += f"evaluation {figures['eval_return']:.2f} ({figures['eval_episodes']} episodes{unfinished})"
     if "dormant_share" in figures:
         line += f", dormant {figures['dormant_share']:.0%}, feature rank {figures['feature_rank']:.0f}"
     return line

@@ -43,9 +43,8 @@ class DQN(nn.Module):
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
             channels = out_channels
         if min(height, width) < 1:
-            raise UserError(
-                f"env.frame_size={min(frame_shape)} is too small for network.convolutions={convolutions}"
-            )
+            size = min(frame_shape)
+            raise UserError(f"env.frame_size={size} is too small for network.convolutions={convolutions}")
         self.encoder = nn.Sequential(*layers, nn.Flatten())
         features = nn.Linear(channels * height * width, hidden)
         self.head = nn.Sequential(features, nn.ReLU(), ActionValues(hidden, actions))

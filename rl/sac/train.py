@@ -35,8 +35,15 @@ from harness.transfer import send
 from rl.evaluate import play_episodes
 from rl.replay import FlatReplay
 from rl.sac.env import EvaluationTasks, Task
-from rl.sac.normaliser import RunningNormaliser
-from rl.sac.policy import explore, mean_policy, normalise, on_scale, random_play, stored_batches
+from rl.sac.policy import (
+    RunningNormaliser,
+    explore,
+    mean_policy,
+    normalise,
+    on_scale,
+    random_play,
+    stored_batches,
+)
 from rl.sac.stack import shared_passes
 from rl.sac.update import Learner, actor_pass, build, update
 from rl.sac.worker import InWorker

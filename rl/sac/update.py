@@ -88,19 +88,6 @@ def build(cfg: DictConfig, observations: int, actions: int, device: torch.device
     return Learner(policy, critics, deepcopy(critics), temperature, target_entropy=target_entropy, **rest)
 
 
-def critic_target(learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
-    """Return the targets (batch,): r + discount (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s')).
-
-    Truncated transitions bootstrap, terminated ones do not. `noise` (batch, actions) is standard normal.
-    """
-    with torch.no_grad():
-        with learner.autocast():
-            action, log_density = sample_action(*learner.actor(batch.next_observations), noise)
-            lowest = learner.target(batch.next_observations, action).amin(dim=-2)
-        value = lowest - learner.temperature()[..., None] * log_density
-        return batch.rewards + learner.discount * (1 - batch.terminated) * value
-
-
 def actor_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
     """Return (measurements, gradients) of the actor and the temperature, with the critics as they are.
 
@@ -121,12 +108,18 @@ def actor_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
 
 
 def critic_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
-    """Return (measurements, gradients) of the critics. The loss against the soft Bellman target is summed over the
-    critics and averaged over the batch, without a factor 1/2, as in the reference implementation.
+    """Return (measurements, gradients) of the critics. The loss against the targets
+    r + discount (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s')) is summed over the critics and averaged over the
+    batch, without a factor 1/2, as in the reference implementation. Truncated transitions bootstrap, terminated ones do not.
 
-    The measurements are detached and 0-d: the loss, and the mean value.
+    The measurements are detached and 0-d: the loss, and the mean value. `noise` (batch, actions) is standard normal.
     """
-    wanted = critic_target(learner, batch, noise)
+    with torch.no_grad():
+        with learner.autocast():
+            action, log_density = sample_action(*learner.actor(batch.next_observations), noise)
+            lowest = learner.target(batch.next_observations, action).amin(dim=-2)
+        value = lowest - learner.temperature()[..., None] * log_density
+        wanted = batch.rewards + learner.discount * (1 - batch.terminated) * value
     with learner.autocast():
         values = learner.critics(batch.observations, batch.actions)
     loss = (values - wanted.unsqueeze(-2)).square().sum(dim=-2).mean(dim=-1)

@@ -51,10 +51,9 @@ class InWorker:
             result, error, printed = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             self._process.join()
-            raise UserError(
-                f"the worker process of {self._name} has ended with exit code {self._process.exitcode} (-9 may be want of "
-                "memory): run the same command again to resume, perhaps with workers=false"
-            ) from None
+            end = f"exit code {self._process.exitcode} (-9 may be want of memory)"
+            remedy = "run the same command again to resume, perhaps with workers=false"
+            raise UserError(f"the worker process of {self._name} has ended with {end}: {remedy}") from None
         sys.stderr.write(printed)
         if error is not None:
             raise error

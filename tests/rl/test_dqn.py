@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from tiny_nets import linear
 
 import rl.dqn.learn
@@ -67,7 +68,7 @@ def test_the_pass_compiles_without_a_graph_break_and_gives_the_same_update(monke
         learner = Learner(net, target, 0.9, double=True, compile=compiled)
         treatment = with_sgd(net, lambda net=net: net.weight.square().sum())
         figures = [*update(learner, treatment, two_transitions())]
-        learner.copy()
+        target.load_state_dict(net.state_dict())
         figures += update(learner, treatment, two_transitions())
         results.append([*figures, net.weight.detach()])
     for eager, traced in zip(*results, strict=True):
@@ -87,7 +88,7 @@ def small_update(precision: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
     replay.start(generator.integers(0, 256, (2, 21, 21), np.uint8))
     for _ in range(32):
         frames, nothing = generator.integers(0, 256, (2, 21, 21), np.uint8), np.zeros(2, bool)
-        replay.add(nothing, nothing, nothing, nothing, frames)
+        replay.add(nothing, nothing, nothing, nothing, frames, frames)
     batch = replay.sample(16, generator)
     # the layout of channels_last
     assert batch.observations.stride()[1] == batch.next_observations.stride()[1] == 1
@@ -137,14 +138,14 @@ def test_exploration_draws_once_for_all_or_for_each(compat, together):
         for p in net.parameters():
             p.zero_()
         net.head[-1].bias[3] = 1.0
-    stacks, stream = np.zeros((6, 4, 12, 12), np.uint8), np.random.default_rng(0)
-    device = torch.device("cpu")
-    drawn = np.stack([act(net, stacks, 0.5, 4, stream, device, compat) for _ in range(2000)])
+    games = SimpleNamespace(count=6, actions=4, observations=np.zeros((6, 4, 12, 12), np.uint8))
+    cfg, stream = OmegaConf.create({"compat": compat}), np.random.default_rng(0)
+    drawn = np.stack([act(cfg, net, games, 0.5, stream) for _ in range(2000)])
     greedy = (drawn == 3).mean(axis=1)
     assert abs(drawn[drawn != 3].mean() - 1) < 0.05  # the others are uniform over 0, 1, 2
     assert abs((drawn == 3).mean() - (0.5 + 0.5 / 4)) < 0.03
     assert abs((greedy == 1).mean() - (0.5 if together else 0.625**6)) < 0.05
-    assert (act(net, stacks, 0.0, 4, stream, device, compat) == 3).all()
+    assert (act(cfg, net, games, 0.0, stream) == 3).all()
 
 
 def trained():

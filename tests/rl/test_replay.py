@@ -118,7 +118,7 @@ def test_n_step_returns_by_hand():
     for restarted in (False, True):
         if restarted:  # as at a boundary: what is played afterwards belongs to another episode
             replay.start(picture(20))
-            replay.add(nothing, np.full(2, 128.0), nothing, nothing, picture(21))
+            replay.add(nothing, np.full(2, 128.0), nothing, nothing, picture(21), picture(4))
         batch = replay.transitions(np.repeat(np.arange(7), 2), np.tile([0, 1], 7))
         for time, (reward, following, steps, terminated) in by_hand.items():
             for game in range(2):
@@ -171,7 +171,8 @@ def test_every_checkpoint_is_complete_and_goes_on_as_the_run_did(between, block,
         again.load_state_dict(state)
         check_all(again, known)
         nothing = np.zeros(2, bool)
-        again.add(np.zeros(2), np.zeros(2), nothing, nothing, np.full((2, 1, 2), 9, np.uint8))
+        nines = np.full((2, 1, 2), 9, np.uint8)
+        again.add(nothing, nothing, nothing, nothing, nines, nines)
         after = again.transitions(np.array([again.count - 1]), np.array([0]))
         assert after.next_observations[0, -1, 0, 0] == 9
     again.load_state_dict(state)

@@ -10,7 +10,7 @@ import torch
 from fire_core import find_targets, fire
 from fire_core.methods.plasticity_injection import InjectedHead
 from rl.sac.network import LOG_STD_MAX, LOG_STD_MIN, Actor, Critics, sample_action, truncated_he_normal_
-from rl.sac.normaliser import RunningNormaliser
+from rl.sac.policy import RunningNormaliser
 
 
 @pytest.fixture(autouse=True)

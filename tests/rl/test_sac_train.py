@@ -13,8 +13,7 @@ pytest.importorskip("mujoco")
 from harness.overrides import compose_config
 from rl.replay import Batch
 from rl.sac.env import Task
-from rl.sac.normaliser import RunningNormaliser
-from rl.sac.policy import explore, mean_policy, normalise
+from rl.sac.policy import RunningNormaliser, explore, mean_policy, normalise
 from rl.sac.update import build
 
 SCRIPT = Script("rl/sac/train.py", "rl.sac.humanoid.environment")

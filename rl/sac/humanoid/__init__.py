@@ -16,9 +16,5 @@ for task in TASKS:
     for geometry in GEOMETRIES:
         identifier = f"{task}-v0" if geometry == "mesh" else f"{task}-primitive-v0"
         if identifier not in gymnasium.registry:
-            gymnasium.register(
-                identifier,
-                entry_point=f"{__name__}.environment:HumanoidEnv",
-                kwargs={"task": task, "geometry": geometry},
-                max_episode_steps=STEPS_PER_EPISODE,
-            )
+            entry, given = f"{__name__}.environment:HumanoidEnv", {"task": task, "geometry": geometry}
+            gymnasium.register(identifier, entry, max_episode_steps=STEPS_PER_EPISODE, kwargs=given)
