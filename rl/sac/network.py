@@ -89,14 +89,11 @@ class StackedLayerNorm(nn.Module):
 
 
 def linear(inputs: int, outputs: int, stack: int | None, draw_: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Return a Linear (stack None) or StackedLinear with zero bias and weights that `draw_` fills in place.
-
-    Nothing else draws from the global generator.
-    """
-    if stack is None:
-        layer: Any = nn.utils.skip_init(nn.Linear, inputs, outputs)
-    else:
-        layer = StackedLinear(stack, inputs, outputs)
+    """Return a Linear (stack None) or StackedLinear with zero bias and weights from `draw_`, which alone draws numbers."""
+    layer: Any = (
+        nn.Linear(inputs, outputs, device="meta") if stack is None else StackedLinear(stack, inputs, outputs)
+    )
+    layer.to_empty(device=torch.get_default_device())
     with torch.no_grad():
         layer.bias.zero_()
         for matrix in layer.weight.view(-1, outputs, inputs):
