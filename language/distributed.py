@@ -48,20 +48,14 @@ class World:
             raise UserError(f"method={method.name} with {self.size} processes: {why}; use one process")
 
     def share_of(self, micro_batches: int) -> range:
-        """Return the micro-batches of an iteration that this process computes.
-
-        Raises UserError if their number is not a multiple of the number of processes.
-        """
+        """Return the micro-batches of an iteration that this process computes, or raise UserError for unequal shares."""
         if micro_batches % self.size:
             wrong = f"accumulation={micro_batches} cannot be shared evenly by {self.size} processes"
             raise UserError(f"{wrong}: use a number of processes that divides it, or change accumulation")
         return range(self.rank, micro_batches, self.size)
 
     def deal(self, batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        """Yield (batch, whether it counts) for this process. All processes get equally many.
-
-        Where batches run out, a process gets one of another process, which does not count.
-        """
+        """Yield (batch, whether it counts). Where batches run out, a process gets another's, which does not count."""
         batches = iter(batches)
         while turn := list(itertools.islice(batches, self.size)):
             yield turn[min(self.rank, len(turn) - 1)], self.rank < len(turn)

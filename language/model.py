@@ -1,7 +1,6 @@
 """A GPT-2 style decoder: the paper's model, smaller ones, and options to vary its architecture.
 
-Module names are those of GPT-2 (`wte`, `wpe`, `h.3.attn.c_attn`, `lm_head`, ...), so target rules such as "qk" and
-checkpoints are easy to relate. Attention is `scaled_dot_product_attention`.
+Module names are those of GPT-2 (`wte`, `wpe`, `h.3.attn.c_attn`, `lm_head`, ...).
 """
 
 from __future__ import annotations
@@ -72,9 +71,8 @@ class SelfAttention(nn.Module):
             self.c_attn = nn.Linear(shape.width, sum(self.widths), bias=shape.bias)
             self.c_attn.fused_rows = dict(zip("qkv", self.widths, strict=True))
         else:
-            self.q_proj = nn.Linear(shape.width, shape.width, bias=shape.bias)
-            self.k_proj = nn.Linear(shape.width, narrow, bias=shape.bias)
-            self.v_proj = nn.Linear(shape.width, narrow, bias=shape.bias)
+            for name, width in zip("qkv", self.widths, strict=True):
+                self.add_module(f"{name}_proj", nn.Linear(shape.width, width, bias=shape.bias))
         self.c_proj = nn.Linear(shape.width, shape.width, bias=shape.bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -36,8 +36,7 @@ DOCUMENTS_AT_A_TIME = 256
 
 def folder_name(source: str, tokenizer: str, documents: int | None = None) -> str:
     """Return the name of the prepared folder, e.g. encyclopaedic-small; a limit on documents is part of it."""
-    name = f"{source}-{Path(tokenizer).stem}"
-    return f"{name}-{documents}" if documents else name
+    return f"{source}-{Path(tokenizer).stem}" + (f"-{documents}" if documents else "")
 
 
 def prepare(

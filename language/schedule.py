@@ -85,8 +85,7 @@ def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePl
     plans = []
     for index, key in enumerate(("phase_1", "phase_2")):
         entry = cfg[key]
-        block = entry.block or cfg.model.block
-        shares = (entry.share_a, 1.0 - entry.share_a)
+        block, shares = entry.block or cfg.model.block, (entry.share_a, 1.0 - entry.share_a)
         mixed = Mixture(corpora, shares, block, cfg.batch_size, seed_of(cfg, index), index)
         per_iteration = cfg.accumulation * cfg.batch_size * block
         iterations = entry.iterations or int(entry.passes * mixed.tokens / per_iteration)

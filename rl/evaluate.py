@@ -67,8 +67,7 @@ def play_episodes(environments: Any, policy: Policy, episodes: int, max_steps: i
 def play_steps(environments: Any, policy: Policy, steps: int) -> Evaluation:
     """Play `steps` steps over all environments and return the episodes that ended in them (official protocol).
 
-    This favours short episodes, because those that still run at the end are dropped. Kept for comparison with
-    published numbers.
+    This favours short episodes, because those that still run at the end are dropped.
     """
     result, observations = Evaluation(), environments.reset()
     scores, lengths = np.zeros(environments.count), np.zeros(environments.count, np.int64)

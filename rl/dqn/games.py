@@ -1,7 +1,6 @@
 """Simulators: n copies of an Atari game, or of Catch, that step together and return single frames.
 
-A backend has `actions`, `reset(chosen)`, `step(actions)`, `state_dict` and `load_state_dict`. Stacks and sticky actions are
-added by `rl/dqn/env.py`; rewards are clipped in `rl/dqn/train.py`.
+Stacks and sticky actions are added by `rl/dqn/env.py`; rewards are clipped in `rl/dqn/train.py`.
 """
 
 import numpy as np
@@ -38,9 +37,8 @@ class AtariBackend:
         rules = {"frameskip": 4, "maxpool": True, "max_num_frames_per_episode": 4 * LONGEST}
         rules |= {"noop_max": 0, "use_fire_reset": False, "episodic_life": False, "reward_clipping": False}
         rules |= {"repeat_action_probability": 0.0}  # sticky actions are drawn here, for a whole agent step
-        look = {"img_height": frame_shape[0], "img_width": frame_shape[1], "stack_num": 1}
-        look |= {"grayscale": not grey_last}
-        self.games = ale_py.AtariVectorEnv(game, count, num_threads=threads, **look, **rules)
+        rules |= {"img_height": frame_shape[0], "img_width": frame_shape[1], "stack_num": 1}
+        self.games = ale_py.AtariVectorEnv(game, count, num_threads=threads, grayscale=not grey_last, **rules)
         self.actions = int(self.games.single_action_space.n)
         self.starts = [0] * count
         # of each emulator, the actions since its last seeded start: `~action` where a reset followed
@@ -125,8 +123,7 @@ class CatchBackend:
         self.generator = np.random.default_rng(seed)
         self.ball = np.zeros((count, 2), np.int64)  # row, column
         self.paddle = np.zeros(count, np.int64)
-        self.rows = np.arange(frame_shape[0]) * self.size // frame_shape[0]
-        self.columns = np.arange(frame_shape[1]) * self.size // frame_shape[1]
+        self.rows, self.columns = (np.arange(pixels) * self.size // pixels for pixels in frame_shape)
 
     def reset(self, chosen: np.ndarray | None = None) -> np.ndarray:
         """Start new episodes where `chosen` (n,) bool is true (None: everywhere). Return frames (n, h, w) uint8."""
@@ -146,9 +143,9 @@ class CatchBackend:
         return self._draw(), rewards, terminated, np.zeros(self.count, bool)
 
     def _draw(self) -> np.ndarray:
-        board = np.zeros((self.count, self.size, self.size), np.uint8)
-        board[np.arange(self.count), self.size - 1, self.paddle] = 255
-        board[np.arange(self.count), self.ball[:, 0], self.ball[:, 1]] = 255
+        board, all_games = np.zeros((self.count, self.size, self.size), np.uint8), np.arange(self.count)
+        board[all_games, self.size - 1, self.paddle] = 255
+        board[all_games, *self.ball.T] = 255
         return board[:, self.rows][:, :, self.columns]
 
     def state_dict(self) -> dict:

@@ -19,8 +19,8 @@ from rl.replay import Batch
 def measure_network(learner: Learner, probe: Batch) -> dict[str, float]:
     """Return dormant share, feature rank, norms and DfI of the trained network on the transitions `probe`.
 
-    `probe_gradient_norm` is the norm of the gradient of the TD loss on all of them. `dfi_<parameter>` is the mean over the
-    matrices of one stored weight (the taps of a convolution). Raises UserError where a weight is not finite.
+    `probe_gradient_norm` is that of the TD loss on all of them, `dfi_<parameter>` the mean over the matrices of one stored
+    weight (the taps of a convolution). Raises UserError where a weight is not finite.
     """
     net = learner.net
     if not all(bool(parameter.isfinite().all()) for parameter in net.parameters()):

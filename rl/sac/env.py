@@ -61,14 +61,11 @@ class Task:
 
         Heights and forces that a task reads are one step of physics older than positions, so all arrays are stored.
         """
-        data = physics(self.environment)
-        return {
-            "seed": self.seed,
-            "observation": torch.from_numpy(self.observation.copy()),
-            "time": data.time,
-            "arrays": {name: torch.from_numpy(array.copy()) for name, array in arrays_of(data).items()},
-            "counters": [getattr(holder, name) for holder, name in counters(self.environment)],
-        }
+        data, observation = physics(self.environment), torch.from_numpy(self.observation.copy())
+        arrays = {name: torch.from_numpy(array.copy()) for name, array in arrays_of(data).items()}
+        counts = [getattr(holder, name) for holder, name in counters(self.environment)]
+        now = {"seed": self.seed, "observation": observation, "time": data.time}
+        return now | {"arrays": arrays, "counters": counts}
 
     def load_state_dict(self, state: dict) -> None:
         """Restore what `state_dict` returned, bit for bit."""
@@ -87,9 +84,8 @@ class Task:
 def open_environment(name: str) -> gymnasium.Env:
     """Return the environment of a registered id. Raises UserError if it cannot be made."""
     say_warnings_once()
-    with warnings.catch_warnings():
-        # Older versions of MuJoCo tasks still run as they are.
-        warnings.simplefilter("ignore", DeprecationWarning)
+    # older versions of MuJoCo tasks still run as they are
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         try:
             return gymnasium.make(name)
         except (ImportError, gymnasium.error.Error) as error:
@@ -140,8 +136,7 @@ class EvaluationTasks:
     """
 
     def __init__(self, count: int, name: str, action_repeat: int):
-        self.tasks = [Task(name, action_repeat) for _ in range(count)]
-        self.count = count
+        self.tasks, self.count = [Task(name, action_repeat) for _ in range(count)], count
         self.seeds = list(range(count))
 
     def use_seeds(self, seeds: Sequence[int]) -> None:

@@ -45,15 +45,16 @@ class RunningNormaliser:
         self.variance = (self.variance * self.count + variance * count + between) / total
         self.mean, self.count = self.mean + delta * (count / total), total
 
-    def affine(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-        """Return (mean, 1 / deviation), float32 (size,) on `device`; (x - mean) * inverse is the normalised x."""
-        both = np.stack([self.mean, 1.0 / np.sqrt(self.variance + EPSILON)])
-        mean, inverse = send(torch.from_numpy(both.astype(np.float32)), device)
-        return mean, inverse
-
     def normalise(self, observations: np.ndarray) -> np.ndarray:
         """Return float32 (x - mean) / sqrt(variance + 1e-8) of observations (..., size), without updating."""
         return ((observations - self.mean) / np.sqrt(self.variance + EPSILON)).astype(np.float32)
+
+    def batch(self, batch: Batch) -> Batch:
+        """Return a replay sample with its observations normalised, in float32 on its device."""
+        both = np.stack([self.mean, 1.0 / np.sqrt(self.variance + EPSILON)]).astype(np.float32)
+        mean, inverse = send(torch.from_numpy(both), batch.rewards.device)
+        now, following = ((part - mean) * inverse for part in (batch.observations, batch.next_observations))
+        return batch._replace(observations=now, next_observations=following)
 
     def state_dict(self) -> dict:
         """Return the statistics as plain tensors and numbers."""
@@ -94,27 +95,19 @@ def explore(
     return chosen
 
 
-def normalise(batch: Batch, normaliser: RunningNormaliser) -> Batch:
-    """Return a replay sample with its observations normalised by the present statistics."""
-    mean, inverse = normaliser.affine(batch.rewards.device)
-    now, following = batch.observations, batch.next_observations
-    return batch._replace(observations=(now - mean) * inverse, next_observations=(following - mean) * inverse)
-
-
 def stored_batches(
     cfg: DictConfig, replay: FlatReplay, normaliser: RunningNormaliser, step: int, device: torch.device
 ) -> Iterator[tuple[dict[str, Tensor | tuple[Tensor, ...]], None]]:
     """Yield 100 times the inputs of both networks, by name, from the replay, for methods that look at data."""
     draws = numpy_generator(cfg.seed, "stored_batches", step)
     for _ in range(100):
-        batch = normalise(replay.sample(cfg.batch_size, draws, device), normaliser)
+        batch = normaliser.batch(replay.sample(cfg.batch_size, draws, device))
         yield {"actor": batch.observations, "critics": (batch.observations, batch.actions)}, None
 
 
 def on_scale(env: str, value: float) -> dict[str, float]:
     """Return {"eval_normalized": score} if the task has published random and success scores, else {}."""
-    task = TASKS.get(env.removesuffix("-v0").removesuffix("-primitive"))
-    if task is None:
+    if (task := TASKS.get(env.removesuffix("-v0").removesuffix("-primitive"))) is None:
         return {}
     return {"eval_normalized": (value - task.random_return) / (task.success_return - task.random_return)}
 

@@ -35,15 +35,7 @@ from harness.transfer import send
 from rl.evaluate import play_episodes
 from rl.replay import FlatReplay
 from rl.sac.env import EvaluationTasks, Task
-from rl.sac.policy import (
-    RunningNormaliser,
-    explore,
-    mean_policy,
-    normalise,
-    on_scale,
-    random_play,
-    stored_batches,
-)
+from rl.sac.policy import RunningNormaliser, explore, mean_policy, on_scale, random_play, stored_batches
 from rl.sac.stack import shared_passes
 from rl.sac.update import Learner, actor_pass, build, update
 from rl.sac.worker import InWorker
@@ -97,7 +89,7 @@ def train(cfg: DictConfig) -> None:
         if not len(replay):
             return {}
         draws = numpy_generator(cfg.seed, "probe", at["step"])
-        batch = normalise(replay.sample(min(512, len(replay)), draws, device), normaliser)
+        batch = normaliser.batch(replay.sample(min(512, len(replay)), draws, device))
         found = plasticity(learner.actor, batch.observations)
         if session.trigger.measures:
             shape, draw = (len(batch.rewards), action_size), generator(cfg.seed, "probe", at["step"])
@@ -159,7 +151,7 @@ def train(cfg: DictConfig) -> None:
             if at["step"] >= cfg.learning_starts + (not official):
                 draws = numpy_generator(cfg.seed, "replay", at["step"])
                 together = replay.sample(cfg.batch_size * cfg.updates_per_step, draws, device)
-                for batch in normalise(together, normaliser).split(cfg.batch_size):
+                for batch in normaliser.batch(together).split(cfg.batch_size):
                     normal = torch.randn((2, cfg.batch_size, action_size), generator=noise)
                     penalty = treatment.penalty()
                     at["last"] = update(learner, batch, send(normal, device), penalty, treatment.before_step)

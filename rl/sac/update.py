@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from harness.runs import seeded
 from rl.captured import captured
@@ -43,7 +44,7 @@ class Learner:
     weight_decay: float
     precision: str = "fp32"
     compile: bool = False
-    optimizers: dict[str, torch.optim.Optimizer] = field(init=False)
+    optimizers: dict[str, Optimizer] = field(init=False)
     trained: dict[str, list[nn.Parameter]] = field(init=False)  # the parameters of each optimizer
 
     def __post_init__(self):
@@ -54,7 +55,7 @@ class Learner:
     def device(self) -> torch.device:
         return self.temperature.log_alpha.device
 
-    def new_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+    def new_optimizers(self) -> dict[str, Optimizer]:
         """Return new optimizers of the present parameters: AdamW for actor and critics, Adam for alpha."""
         self.target.requires_grad_(False)
         # Plasticity injection freezes some parameters.

@@ -13,7 +13,7 @@ pytest.importorskip("mujoco")
 from harness.overrides import compose_config
 from rl.replay import Batch
 from rl.sac.env import Task
-from rl.sac.policy import RunningNormaliser, explore, mean_policy, normalise
+from rl.sac.policy import RunningNormaliser, explore, mean_policy
 from rl.sac.update import build
 
 SCRIPT = Script("rl/sac/train.py", "rl.sac.humanoid.environment")
@@ -136,7 +136,7 @@ def test_the_policy_reads_normalised_observations_and_explores_around_its_mean()
     np.testing.assert_allclose(action, expected, rtol=1e-5)
     assert np.abs(action - greedy[0]).max() > 1e-3
     raw = torch.from_numpy(observations).float()
-    batch = normalise(Batch(raw, torch.zeros(4, 3), torch.zeros(4), raw + 1, torch.zeros(4)), normaliser)
+    batch = normaliser.batch(Batch(raw, torch.zeros(4, 3), torch.zeros(4), raw + 1, torch.zeros(4)))
     torch.testing.assert_close(batch.observations, inputs)
     following = torch.from_numpy(normaliser.normalise(observations + 1))
     torch.testing.assert_close(batch.next_observations, following)
