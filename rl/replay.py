@@ -172,13 +172,10 @@ class FrameReplay:
             rows = self.frames[torch.arange(first, end) % self.length].cpu().numpy()
             packed = zlib.compress(rows, level=1)  # higher levels take twice as long and save a third
             blocks.append((first, end, torch.frombuffer(bytearray(packed), dtype=torch.uint8)))
-        return {
-            "count": self.count,
-            "facts": {name: torch.from_numpy(a[: self.count + 1].copy()) for name, a in self.facts.items()},
-            "final_keys": list(self.final_frames),
-            "final_frames": torch.from_numpy(np.array(list(self.final_frames.values()), np.uint8)),
-            "frames": blocks,
-        }
+        facts = {name: torch.from_numpy(a[: self.count + 1].copy()) for name, a in self.facts.items()}
+        final = torch.from_numpy(np.array(list(self.final_frames.values()), np.uint8))
+        ends = {"final_keys": list(self.final_frames), "final_frames": final}
+        return {"count": self.count, "facts": facts, "frames": blocks} | ends
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = int(state["count"])

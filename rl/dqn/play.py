@@ -71,10 +71,6 @@ def random_play(cfg: DictConfig) -> dict[str, float]:
 
     Their episodes end where those of training do, and not at `eval_max_steps`.
     """
-    games, stream = make_games(cfg, "random"), numpy_generator(cfg.seed, "random")
-
-    def policy(_: np.ndarray) -> np.ndarray:
-        return stream.integers(games.actions, size=games.count)
-
-    result = play_episodes(games, policy, cfg.random_episodes, LONGEST)
+    games, stream, count = make_games(cfg, "random"), numpy_generator(cfg.seed, "random"), cfg.random_episodes
+    result = play_episodes(games, lambda o: stream.integers(games.actions, size=len(o)), count, LONGEST)
     return {"random_return": result.mean, "random_return_std": float(np.std(result.returns))}

@@ -173,10 +173,8 @@ class Actor(nn.Module):
 class Critics(nn.Module):
     """`critics` independent action values: (..., batch, observations), (..., batch, actions) -> (..., critics, batch).
 
-    Dimensions before the batch count agents, where one stack holds the critics of several (`rl.sac.stack`).
-
-    The output layer keeps the precision of its weights under autocast: in bfloat16 a value of 80 has a resolution of
-    half a unit, which is coarser than the differences that the critics learn from.
+    Dimensions before the batch count agents, where one stack holds the critics of several (`rl.sac.stack`). The output
+    layer keeps the precision of its weights under autocast: in bfloat16 a value of 80 has a resolution of half a unit.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """One soft actor-critic update (Haarnoja et al. 2018b, with SimBa's order and losses).
 
-Order inside one update: actor with the old critics, temperature, critics with the new actor and the new temperature,
-target critics. All randomness enters through `noise`. Both passes also take the batches of several agents, (agents,
-batch, ...), with networks whose weights are stacks (`rl.sac.stack`); what they return has that dimension, too.
+Its order is actor with the old critics, temperature, critics with the new actor and temperature, target critics. Both passes
+also take the batches of several agents, (agents, batch, ...), with networks whose weights are stacks (`rl.sac.stack`).
 """
 
 from collections.abc import Callable, Iterator

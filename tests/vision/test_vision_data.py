@@ -2,14 +2,15 @@
 
 import gzip
 import hashlib
-import http.server
 import os
 import pickle
 import shutil
 import threading
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 
@@ -76,31 +77,6 @@ def test_sizes_and_channels():
     average = plain.train_images.float().mean()
     for images, size in ((small, 14), (large, 56)):
         assert images.train_images.shape[-1] == size and abs(images.train_images.float().mean() - average) < 2
-
-
-@pytest.fixture
-def server():
-    """A web server with one file, `content`, and the number of times that it was asked for it."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        content = b""
-        asked = 0
-
-        def do_GET(self):
-            Handler.asked += 1
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(self.content)))
-            self.end_headers()
-            with suppress(ConnectionError):  # torchvision first looks for redirections, and reads nothing
-                self.wfile.write(self.content)
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}/", Handler
-        running.shutdown()
 
 
 def md5(path):
@@ -197,11 +173,10 @@ def test_tiny_imagenet_from_a_folder(tmp_path, monkeypatch):
         assert images.classes == 2 and images.train_labels.tolist() == [0, 0, 0, 1, 1, 1]
         assert images.train_images[:, 0, 0, 0].tolist() == [100, 100, 100, 0, 0, 0]
         assert images.test_labels.tolist() == [1, 0] and images.test_images.unique().tolist() == [9]
-    for number, (name, inner) in enumerate([("n02", "images"), ("n01", "")]):
-        (root / "val" / name / inner).mkdir(parents=True)
-        moved = Image.new("RGB", (64, 64), (7 - number, 0, 0))
-        moved.save(root / "val" / name / inner / f"val_{number}.png")
     shutil.rmtree(root / "val" / "images")
+    for value, inner in ((7, "n02/images"), (6, "n01")):
+        (place := root / "val" / inner).mkdir(parents=True)
+        Image.new("RGB", (64, 64), (value, 0, 0)).save(place / "moved.png")
     images = load("tiny_imagenet", tmp_path, root=tmp_path / "data")
     assert images.test_labels.tolist() == [0, 1] and images.test_images[:, 0, 0, 0].tolist() == [6, 7]
 
@@ -245,8 +220,7 @@ def test_a_published_data_set_as_class_folders_keeps_its_name_and_size(tmp_path)
     values = {f"class_{label}": 20 * label for label in range(10)}
     folder = folder_of_pictures(tmp_path / "images", **values)
     images = load("cifar10", folder, root=tmp_path)
-    assert images.name == "cifar10" and images.classes == 10
-    assert images.train_images.shape == (30, 3, 32, 32) and images.test_images.shape == (10, 3, 32, 32)
+    assert (images.name, images.classes, images.test_images.shape) == ("cifar10", 10, (10, 3, 32, 32))
     assert images.train_labels.tolist() == sorted([*range(10)] * 3)
     assert images.train_images[:, 0, 0, 0].tolist() == [20 * n for n in images.train_labels.tolist()]
     assert images.test_images[:, 2].unique().tolist() == [1]
@@ -280,30 +254,39 @@ def test_hostile_pictures_are_one_line(tmp_path, monkeypatch, make, words):
     assert not list((tmp_path / "decoded").glob("*.pt"))
 
 
+@pytest.fixture
+def server(tmp_path):
+    """The address of `tmp_path` on a web server."""
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}/"
+        running.shutdown()
+
+
 def test_tiny_imagenet_is_fetched_and_unpacked_once_and_damage_is_one_line(server, tmp_path, monkeypatch):
     """Also where four runs want it at the same time."""
-    url, handler = server
     original, place = write_tiny_imagenet(tmp_path / "original", monkeypatch), tmp_path / "tiny_imagenet"
-    archive = place / "tiny-imagenet-200.zip"
-    whole = Path(shutil.make_archive(tmp_path / "packed", "zip", original.parent)).read_bytes()
+    served = Path(shutil.make_archive(tmp_path / "tiny-imagenet-200", "zip", original.parent))
+    whole, archive, asked, urlopen = served.read_bytes(), place / served.name, [], urllib.request.urlopen
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *a, **k: (asked.append(1), urlopen(*a, **k))[1])
+    monkeypatch.setattr(vision_data, "TINY_IMAGENET", f"{server}{served.name}")
     inside = whole.index(b"/val_annotations.txt") + len("/val_annotations.txt")
     for content in (b"no archive", whole[:inside] + b"\xff" * 8 + whole[inside + 8 :], whole):
-        handler.content = content
-        monkeypatch.setattr(vision_data, "TINY_IMAGENET", f"{url}{archive.name}")
-        monkeypatch.setattr(vision_data, "TINY_IMAGENET_MD5", hashlib.md5(content).hexdigest())
+        served.write_bytes(content)
+        monkeypatch.setattr(vision_data, "TINY_IMAGENET_MD5", md5(served))
         if content != whole:
             refused(r"tiny_imagenet cannot be had .* data\.folder=FOLDER", "tiny_imagenet", root=tmp_path)
             assert sorted(path.name for path in place.iterdir()) == [".lock", archive.name]
     found = [load("tiny_imagenet", root=tmp_path)]  # which replaces the damaged archive
     shutil.rmtree(place)
-    asked = handler.asked
+    asked.clear()
     with ThreadPoolExecutor(4) as pool:
         found += pool.map(lambda _: load("tiny_imagenet", root=tmp_path), range(4))
-    assert handler.asked == asked + 2 and len(found) == 5  # for redirections, and for the file
     archive.unlink()
     found.append(load("tiny_imagenet", root=tmp_path))
-    assert all(torch.equal(images.train_images, found[0].train_images) for images in found)
-    assert handler.asked == asked + 2
+    assert len(asked) == 2  # for redirections, and for the file
+    assert len(found) == 6 and all(torch.equal(i.train_images, found[0].train_images) for i in found)
 
 
 def numbers(count=200, classes=10):
@@ -376,15 +359,14 @@ def test_label_noise_then_truth():
 
 
 def test_permuted_moves_pixels_alike_in_training_and_test():
-    images = numbers()
-    one, two = make_phases("permuted", images, 4, tasks=2, count=50)
-    for phase in (one, two):
-        index = torch.tensor([7, 9])
-        train, labels = make_batch(images, phase, index)
-        test, _ = make_batch(images, phase, index, test=True)
+    images, index = numbers(), torch.tensor([7, 9])
+    phases = make_phases("permuted", images, 4, tasks=2, count=50)
+    for phase in phases:
+        (train, labels), (test, _) = (make_batch(images, phase, index, test=test) for test in (False, True))
         assert torch.equal(train, test) and labels.tolist() == [7, 9]
         expected = images.normalise(images.train_images[index]).flatten(2)[..., phase.permutation]
         assert torch.equal(train.flatten(2), expected)
+    one, two = phases
     assert not torch.equal(one.permutation, two.permutation) or not torch.equal(one.indices, two.indices)
 
 

@@ -80,23 +80,18 @@ class HumanoidEnv(gymnasium.Env):
         self.data = mujoco.MjData(self.model)
         self.low, high = self.model.actuator_ctrlrange.T
         self.half_range = 0.5 * (high - self.low)
-        self.head = self.model.site("head").id
-        self.torso = self.model.body("torso_link").id
-        self.floor = self.model.geom("floor").id
+        self.head, self.torso = self.model.site("head").id, self.model.body("torso_link").id
         if self.task.board:
-            self.board, self.pivot = self.model.geom("board").id, self.model.geom("pivot").id
+            self.floor, self.board, self.pivot = (self.model.geom(n).id for n in ("floor", "board", "pivot"))
         self.observation_space = Box(-np.inf, np.inf, (self.model.nq + self.model.nv,), np.float64)
         self.action_space = Box(-1.0, 1.0, (self.model.nu,), np.float32)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         """Start an episode and return (observation, {}): the start pose with uniform noise of up to 0.01 on every position
         (quaternion entries included), and no velocity."""
         super().reset(seed=seed)
         mujoco.mj_resetData(self.model, self.data)
-        noise = self.np_random.uniform(-START_NOISE, START_NOISE, self.model.nq)
-        self.data.qpos[:] = self.task.start + noise
+        self.data.qpos[:] = self.task.start + self.np_random.uniform(-START_NOISE, START_NOISE, self.model.nq)
         mujoco.mj_forward(self.model, self.data)
         return self.observation(), {}
 
