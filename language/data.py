@@ -1,7 +1,6 @@
-"""Token files and the batches drawn from them.
+"""Token files and the batches drawn from them, each a pure function of (seed, phase, iteration, micro-batch).
 
-A batch is a pure function of (seed, phase, iteration, micro-batch). A resumed run therefore needs only its iteration
-number, and the micro-batches of an iteration are the same for any number of processes.
+A resumed run needs only its iteration, and the micro-batches are the same for any number of processes.
 """
 
 from __future__ import annotations

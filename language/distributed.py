@@ -1,7 +1,6 @@
 """Training with several processes: `torchrun --nproc-per-node=8 language/train.py ...`. One process needs no torchrun.
 
-Process 0 owns the run folder. The others receive what it read from a checkpoint, and stop when it does. Each process has
-the whole net (DistributedDataParallel).
+Process 0 owns the run folder. The others receive what it read, and stop when it does. Each has the whole net.
 """
 
 from __future__ import annotations

@@ -178,18 +178,12 @@ class Decoder(nn.Module):
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of logits (batch, time, vocabulary) and ids (batch, time), in nats and in float32.
-
-    Targets of -100 are ignored.
-    """
+    """Return the mean cross-entropy in nats, in float32, of logits (batch, time, vocabulary) and ids (batch, time) but -100."""
     return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
 def adamw(net: nn.Module, *, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW with the groups of the official code: weight decay on parameters of two or more dimensions only.
-
-    The learning rate is 0 until the loop sets it, before each step.
-    """
+    """Return AdamW with weight decay on parameters of two or more dimensions only; the loop sets its learning rate."""
     parameters = [p for p in net.parameters() if p.requires_grad]
     matrices, vectors = ([p for p in parameters if (p.dim() >= 2) == large] for large in (True, False))
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]

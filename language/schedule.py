@@ -60,12 +60,11 @@ def open_corpora(cfg: DictConfig, world: World) -> tuple[Corpus, Corpus]:
     if not world.is_leader:
         world.from_leader(None)
     root, made = Path(cfg.run.data_root) / "language", (cfg.corpus.tokenizer, cfg.corpus.documents)
-    opened = []
+    opened, sizes = [], {"block": cfg.model.block, "vocabulary": cfg.model.vocabulary}
     for entry in (cfg.corpus.a, cfg.corpus.b):
         folder = Path(entry.folder or root / folder_name(entry.name, *made))
         if entry.folder is None and entry.name in (*SHIPPED, *MADE):
             prepare(open_source(entry.name), made[0], root, documents=made[1], progress=False)
-        sizes = {"block": cfg.model.block, "vocabulary": cfg.model.vocabulary}
         opened.append(open_corpus(folder, **sizes, train_tokens=entry.train_tokens))
     if world.is_leader:
         world.from_leader(None)

@@ -145,10 +145,7 @@ def _wikipedia(part: str) -> Iterator[str]:
 
 
 def _load_hub(repository: str, configuration: str, *, streaming: bool = False) -> Any:
-    """Return the rows of the training split, from the main branch or, if that fails, from the branch of Parquet files.
-
-    The main branch has named configurations. The Parquet branch, which the hub makes, has a folder for each instead.
-    """
+    """Return the rows of the training split: of a named configuration of the main branch, else of its Parquet folder."""
     try:
         from datasets import load_dataset
     except ImportError as error:

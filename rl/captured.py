@@ -12,8 +12,7 @@ def captured(
 ) -> Callable[..., Any]:
     """Return `function`, which may call `torch.autograd.grad`, compiled by torch.compile as one graph.
 
-    Outputs that were differentiated inside `function` come back detached. On a GPU it records CUDA graphs, whose outputs are
-    overwritten by the next call; only short runs have been made there.
+    On a GPU it records CUDA graphs, whose outputs are overwritten by the next call; only short runs have been made there.
     """
     # Later releases of torch may trace gradients by default and drop this switch.
     if hasattr(torch._dynamo.config, "trace_autograd_ops"):

@@ -17,8 +17,8 @@ Policy = Callable[[np.ndarray], np.ndarray]
 class Evaluation:
     """Returns and lengths of the evaluated episodes.
 
-    `unfinished` counts episodes that the step limit cut off. `play_episodes` includes their return so far, which is a
-    lower bound where rewards are never negative. `play_steps` leaves them out, as the official code does.
+    `unfinished` counts episodes that the step limit cut off. `play_episodes` includes their return so far, `play_steps`
+    leaves them out, as the official code does.
     """
 
     returns: list[float] = field(default_factory=list)

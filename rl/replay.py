@@ -189,10 +189,7 @@ class FrameReplay:
 
 
 class FlatReplay:
-    """Replay of vector observations and continuous actions.
-
-    `capacity` counts transitions; the sizes are lengths of vectors (float32). Raises UserError where memory is too small.
-    """
+    """Replay of the last `capacity` transitions with observations and actions that are vectors of these sizes (float32)."""
 
     def __init__(self, capacity: int, observation_size: int, action_size: int):
         self.sizes = [observation_size, action_size, 1, observation_size, 1]  # in the order of Batch

@@ -78,10 +78,7 @@ def load(
 
 
 def download(name: str, root: str | Path = "data") -> Arrays:
-    """Return a data set of PUBLISHED below `root`, after downloading and unpacking what is missing.
-
-    Raises UserError if it cannot be had or read.
-    """
+    """Return a data set of PUBLISHED below `root`, after downloading what is missing; UserError if it cannot be had."""
     place = Path(root) / name
     with FolderLock(place):  # runs of a sweep may ask for the same data at the same time
         try:
@@ -111,10 +108,7 @@ def _shipped(folder: str | Path | None) -> Arrays:
 
 
 def _read(name: str, folder: Path, root: Path, image_size: int | None = None, channels: int = 3) -> Arrays:
-    """Return the data set that a folder holds: a published one as torchvision unpacks it, or class folders.
-
-    image_size, channels: of "image_folder"; a published data set keeps its own.
-    """
+    """Return the data set that a folder holds; `image_size` and `channels` are those of "image_folder"."""
     folder = folder.expanduser()
     if not folder.is_dir():
         raise UserError(f"{folder} does not exist: name the folder of the images with data.folder=FOLDER")

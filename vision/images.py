@@ -54,8 +54,7 @@ class Images:
 def pixel_statistics(pictures: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of each channel of uint8 images (n, channels, ...) scaled to [0, 1].
 
-    Both are (channels,) float32 on the CPU, from exact counts. A constant channel gets deviation 1, so that
-    normalisation makes it 0.
+    Both are (channels,) float32 on the CPU, from exact counts. A constant channel gets deviation 1, and becomes 0.
     """
     values = torch.arange(256, dtype=torch.float64) / 255
     counts = [torch.bincount(channel.flatten().cpu(), minlength=256) for channel in pictures.transpose(0, 1)]

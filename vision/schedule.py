@@ -1,6 +1,6 @@
 """The data of a run, phase after phase: batches, what is measured on, and the learning rate of each epoch.
 
-Every batch is a pure function of the seed and its place in the run, so a resumed run asks for the same batches again.
+Every batch is a pure function of the seed and its place in the run.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ class Curriculum:
         self.phases = make_phases(**cfg.protocol, images=self.images, seed=cfg.seed, splits=cfg.splits)
         self.cfg, self.at = cfg, at
         epochs = [(phase, epoch) for phase in self.phases for epoch in range(phase.epochs)]
-        first = self.phases[0].epochs
+        first, self.schedule = self.phases[0].epochs, []
         count = first + part_of(cfg, len(epochs) - first)
-        self.schedule = []
         for number, (phase, epoch) in enumerate(epochs[:count], 1):
             last = epoch + 1 == phase.epochs or number == count
             tested = last or (epoch + 1) % phase.own(cfg.eval_every) == 0
@@ -70,8 +69,8 @@ class Curriculum:
 
     def test_inputs(self, count: int) -> Tensor:
         """Return the last `count` test images, for official variants of methods."""
-        last = torch.arange(len(self.images.test_labels), device=self.images.test_labels.device)[-count:]
-        return make_batch(self.images, self.phase, last, test=True)[0]
+        every = torch.arange(len(self.images.test_labels), device=self.images.test_labels.device)
+        return make_batch(self.images, self.phase, every[-count:], test=True)[0]
 
     def last_inputs(self, count: int) -> Iterator[Tensor]:
         """Yield the last batches of images of the phase before, `count` images or more, for official variants of methods."""

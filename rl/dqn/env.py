@@ -2,8 +2,7 @@
 
 The protocol of Han et al. 2026 (after Machado et al. 2018): frame skip 4 with the maximum of the last two frames, grey,
 resized, stack of 4, no no-op start, no fire on reset, no end at a lost life, at most 27,000 agent steps, and the previous
-executed action repeated for a whole agent step with probability 0.25. The agent clips rewards to their sign, so returns
-remain true scores.
+executed action repeated for a whole agent step with probability 0.25.
 """
 
 from typing import NamedTuple

@@ -38,8 +38,7 @@ def measure_network(learner: Learner, probe: Batch) -> dict[str, float]:
 
 
 class Window:
-    """Loss, mean target and finished training episodes since the last line of the log. `train_return` is the mean
-    return of the latest line that had episodes."""
+    """Loss, mean target and training episodes since the last line of the log; `train_return` is the last mean return."""
 
     def __init__(self) -> None:
         self.episodes: list[tuple[float, int]] = []
@@ -52,9 +51,7 @@ class Window:
         self.count += 1
 
     def close(self, step: int, net: nn.Module) -> dict[str, float]:
-        """Return the averages of the window and the gradient norm of its last update, and start a new window.
-
-        Raises UserError if the loss is not finite."""
+        """Return the averages and the last gradient norm, and start a new window; UserError if the loss is not finite."""
         figures: dict[str, float] = {"train_episodes": len(self.episodes)}
         if self.episodes:
             scores, lengths = zip(*self.episodes)

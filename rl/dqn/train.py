@@ -74,8 +74,9 @@ def train(cfg: DictConfig) -> None:
     def measure() -> dict[str, float]:
         if at["probe"] is None:
             return {}
-        fields = {name: values.to(device) for name, values in at["probe"].items()}
-        return measure_network(learner, Batch(**fields))
+        return measure_network(
+            learner, Batch(**{name: part.to(device) for name, part in at["probe"].items()})
+        )
 
     def test() -> dict[str, float]:
         with treatment.evaluating():

@@ -1,6 +1,4 @@
-"""Continuous-control tasks of gymnasium with a common interface: actions in [-1, 1], action repeat, saved simulator
-state. Our own H1 tasks (h1-walk-v0, h1-walk-primitive-v0, ...) are among them.
-"""
+"""Tasks of gymnasium and our own H1 tasks with a common interface: actions in [-1, 1], action repeat, saved state."""
 
 import sys
 import warnings
@@ -94,8 +92,7 @@ def open_environment(name: str) -> gymnasium.Env:
 
 @lru_cache
 def say_warnings_once() -> None:
-    """Print each MuJoCo warning once, as one line. By default MuJoCo prints a block of text per environment and writes
-    a log file into the current folder."""
+    """Print each MuJoCo warning once, as one line. By default MuJoCo prints more, and writes a log into the current folder."""
     from rl.sac.humanoid.environment import mujoco
 
     said = lru_cache(maxsize=1000)(lambda text: print(f"MuJoCo: {text}", file=sys.stderr))
@@ -113,8 +110,7 @@ def physics(environment: gymnasium.Env) -> Any:
 
 
 def arrays_of(data: Any) -> dict[str, np.ndarray]:
-    """Return the writable float64 arrays of MjData by name, without those of constraints, which change their size from
-    step to step and are recomputed before they are read."""
+    """Return the writable float64 arrays of MjData by name, without those of constraints, which each step recomputes."""
     values = {name: getattr(data, name) for name in dir(data) if not name.startswith(("_", "efc_", "iefc_"))}
     arrays = {name: v for name, v in values.items() if isinstance(v, np.ndarray) and v.dtype == np.float64}
     return {name: array for name, array in arrays.items() if array.flags.writeable and array.size}

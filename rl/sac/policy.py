@@ -24,10 +24,9 @@ EPSILON = 1e-8
 
 
 class RunningNormaliser:
-    """Mean and (population) variance per coordinate of all observations seen.
+    """Mean and (population) variance per coordinate of all observations seen, in float64, as in SimBa (section 4).
 
-    Starts from mean 0, variance 1 and a count of 1e-4, which the first observations outweigh at once. Nothing is clipped, so
-    an unbounded coordinate (the position of a walking robot) grows slowly. Source: SimBa, section 4, and its code.
+    Starts from mean 0, variance 1 and a count of 1e-4, which the first observations outweigh at once. Nothing is clipped.
     """
 
     def __init__(self, size: int):

@@ -1,9 +1,8 @@
 """The passes of several agents at once, for runs that one process trains as a stack (`harness.runs.stack`).
 
-Each agent keeps its networks, optimizers, method, random streams, replay and environment. The two passes of an update,
-which take most of its time, are computed for all agents together: their weights lie in stacks, of which an agent's own are
-views. Numbers differ from those of a single run by rounding. Agents of another shape, as after plasticity injection, form a
-stack of their own.
+The two passes of an update, which take most of its time, are computed for all agents together: their weights lie in stacks,
+of which an agent's own are views. Numbers differ from those of a single run by rounding. Agents of another shape, as after
+plasticity injection, form a stack of their own.
 """
 
 import math

@@ -187,8 +187,8 @@ def train(cfg: DictConfig) -> None:
 def renew(
     cfg: DictConfig, learner: Learner, normaliser: RunningNormaliser, replay: FlatReplay
 ) -> list[torch.nn.Parameter]:
-    """Copy the critics into their targets, and restart temperature and observation statistics where the settings of the
-    boundary say "renew". Return the parameters that the optimizers must see as changed."""
+    """Copy the critics into their targets, and restart temperature and statistics where the settings of the boundary say
+    "renew". Return the parameters that the optimizers must see as changed."""
     learner.target.load_state_dict(learner.critics.state_dict())  # whether or not a method has changed them
     if cfg.boundary.normaliser == "renew":
         normaliser.load_state_dict(RunningNormaliser(normaliser.mean.size).state_dict())

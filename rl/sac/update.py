@@ -136,11 +136,10 @@ def update(
 ) -> dict[str, Tensor]:
     """Update actor, temperature, critics and target in place. `noise` (2, batch, actions): for actor, for target.
 
-    `penalty`, a sum of one term for each network, is added to the losses of actor and critics. Its gradients are those
-    at the weights before the update, which are the weights that each of both steps starts from. `before_step` is called
-    with "actor" and with "critics", each when the gradients of that network are complete and before its step. They stay
-    in `.grad` until the next update. Returns detached 0-d tensors (losses, entropy, temperature, mean value); nothing is
-    synchronised until they are read. The actor's pass through the critics computes no gradients of their weights.
+    `penalty`, a sum of one term for each network, joins the losses of actor and critics; its gradients are those at the
+    weights that each of both steps starts from. `before_step` is called with "actor" and with "critics", when the gradients of
+    that network are complete; they stay in `.grad` until the next update. Returns detached 0-d tensors (losses, entropy,
+    temperature, mean value); nothing is synchronised until they are read.
     """
     of_actor, of_critics = learner.passes
     for parameters in learner.trained.values():

@@ -17,7 +17,7 @@ class VGG(nn.Module):
     """
 
     def __init__(
-        self, *, classes: int, channels: int = 3, image_size: int = 64, width: int = 64, depth: int = 16
+        self, *, classes: int, channels: int, image_size: int, width: int = 64, depth: int = 16
     ) -> None:
         super().__init__()
         if depth not in STAGES:

@@ -1,7 +1,7 @@
 """Hidden units as the official code sees them: every layer feeds the next one, and a unit is an output of the layer.
 
-The official code looks at the outputs of Linear and Conv2d before norm and activation, and keeps the last 512 samples of all
-passes, training and test. Here each sample is reduced to one row at once, and the last 512 rows are kept.
+It looks at the outputs of Linear and Conv2d before norm and activation, and keeps the last 512 samples of all passes,
+training and test. Here each sample is reduced to one row at once, and the last 512 rows are kept.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ class AfterTest:
 class WatchesOutputs(AfterTest):
     """Mixin that gives a unit method the units of the official code; it comes before the published class.
 
-    `memory["kept"]` of each layer holds the last 512 rows of `reduce`. The official code has its hooks from the first
-    step of the run. If the method begins later here, the last batches of the phase before pass through the net once
-    more. This gives the same rows if the learning rate of that phase's last epoch was 0, as in Figure 2a.
+    `memory["kept"]` of each layer holds the last 512 rows of `reduce`. The official code has its hooks from step 0 on. If
+    the method begins later here, the last batches of the phase before pass through the net once more: this gives the same
+    rows if the learning rate of that phase's last epoch was 0, as in Figure 2a.
     """
 
     reduce: Reduce
@@ -168,8 +168,7 @@ class ResetsRows:
     def recycle(self: Any, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
         """Draw a whole layer, and take the rows of the units `chosen` from it.
 
-        Outgoing weights, norms and Adam's moments stay, but the step counts of the layer's weight and bias and of the
-        reader's weight become 0.
+        Of all else, only Adam's step counts of the layer's weight and bias and of the reader's weight change, to 0.
         """
         net, generator = state.nets[name], self.stream(state)
         module: Any = net.get_submodule(layer.name)

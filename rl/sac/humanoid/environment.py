@@ -87,8 +87,7 @@ class HumanoidEnv(gymnasium.Env):
         self.action_space = Box(-1.0, 1.0, (self.model.nu,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        """Start an episode and return (observation, {}): the start pose with uniform noise of up to 0.01 on every position
-        (quaternion entries included), and no velocity."""
+        """Start an episode: the start pose with uniform noise of up to 0.01 on every position, and no velocity."""
         super().reset(seed=seed)
         mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[:] = self.task.start + self.np_random.uniform(-START_NOISE, START_NOISE, self.model.nq)
