@@ -178,7 +178,7 @@ class Decoder(nn.Module):
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats, in float32, of logits (batch, time, vocabulary) and ids (batch, time) but -100."""
+    """Return the mean cross-entropy in nats of logits (batch, time, vocabulary) and ids (batch, time) other than -100."""
     return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 

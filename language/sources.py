@@ -42,8 +42,7 @@ class Source:
     """A source of documents.
 
     name: of the prepared corpus. documents: part ("train" or "validation") -> iterator of texts, the same each time.
-    origin: what determines the documents, for the manifest. answer: text between question and answer of a document, ""
-    for plain documents.
+    origin: what determines them, for the manifest. answer: text between question and answer of a document, or "".
     """
 
     name: str
@@ -61,8 +60,8 @@ def open_source(
     wikipedia (5,000 articles): through `datasets`, with a network the first time.
     folder:PATH: every .txt file below PATH is a document. jsonl:PATH: `field` of every line of a file (.jsonl, .jsonl.xz,
     .jsonl.gz) is a document.
-    In folders and JSONL, `validation_share` of the documents, chosen by the SHA-256 of their position, is validation.
-    In JSONL the field `split` can replace the share: train, or validation (valid, val); other lines are skipped.
+    In both, `validation_share` of the documents, chosen by the SHA-256 of their position, is validation. In JSONL the field
+    `split` can replace the share: train, or validation (valid, val); other lines are skipped.
     """
     if text in MADE:
         return Source(text, _questions, {"source": "questions on the shipped encyclopaedic text"}, ANSWER)

@@ -1,7 +1,6 @@
-"""Uniform replay for off-policy agents: FrameReplay for stacked images, FlatReplay for vectors.
+"""Uniform replay for off-policy agents: FrameReplay for stacked images, FlatReplay for vectors, both rings in memory.
 
-Both are rings in memory, and a checkpoint holds all of them, frames compressed: 1,000,000 transitions of 84 x 84 pixels take
-7.1 GB of memory and 0.1 to 0.3 GB of a checkpoint.
+A checkpoint holds all of them: 1,000,000 transitions of 84 x 84 pixels take 7.1 GB, compressed 0.1 to 0.3 GB.
 """
 
 import zlib

@@ -41,10 +41,10 @@ class Step(NamedTuple):
 
 
 class Games:
-    """n copies of one game that step together.
+    """n copies of one game that step together, after `reset()`. All randomness comes from `seed`.
 
-    `reset()` starts all of them. Afterwards, an ended episode restarts inside `step`, and its first stack repeats the first
-    frame. All randomness comes from `seed`. `threads` and `grey_last` are for Atari. Raises UserError for an unknown game.
+    An ended episode restarts inside `step`, and its first stack repeats the first frame. `threads` and `grey_last` are for
+    Atari. Raises UserError for an unknown game.
     """
 
     def __init__(

@@ -15,9 +15,8 @@ from rl.replay import Batch
 class Learner:
     """The networks and the constants of an update.
 
-    target: the network that targets come from. discount: factor of the value one step later. double: whether `net` chooses
-    the next action and `target` only values it. precision: "bf16" runs both networks up to their last layer under bfloat16
-    autocast. compile: whether loss and gradients run as one compiled graph, see `rl.captured`.
+    discount: factor of the value one step later. double: whether `net` chooses the next action and `target` only values it.
+    precision: "bf16" runs both networks up to their last layer under bfloat16 autocast. compile: see `rl.captured`.
     """
 
     net: nn.Module

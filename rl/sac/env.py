@@ -92,7 +92,7 @@ def open_environment(name: str) -> gymnasium.Env:
 
 @lru_cache
 def say_warnings_once() -> None:
-    """Print each MuJoCo warning once, as one line. By default MuJoCo prints more, and writes a log into the current folder."""
+    """Print each MuJoCo warning once, as one line. By default MuJoCo prints more, and writes a log where it is started."""
     from rl.sac.humanoid.environment import mujoco
 
     said = lru_cache(maxsize=1000)(lambda text: print(f"MuJoCo: {text}", file=sys.stderr))

@@ -132,10 +132,7 @@ def hidden(width: int, blocks: int, norm: str, stack: int | None) -> list[nn.Mod
 
 
 class GaussianHead(nn.Module):
-    """Two affine maps side by side: features (batch, width) -> (batch, 2 * actions), mean then raw log-deviation.
-
-    The head keeps the precision of its weights under autocast, because the entropy depends on small differences.
-    """
+    """Two affine maps in their weights' precision: features (batch, width) -> (batch, 2 * actions), mean, log-deviation."""
 
     def __init__(self, width: int, actions: int):
         super().__init__()

@@ -27,9 +27,8 @@ Pass = tuple[dict[str, Tensor], dict[str, tuple[Tensor, ...]]]
 class Learner:
     """Networks, optimizers and constants of the updates. `target`, the slow copy of the critics, has no gradients.
 
-    `precision` "bf16" runs the networks up to their output layers under bfloat16 autocast; weights, output layers,
-    losses and optimizers stay float32. "tf32" is a setting of the process, which the script makes. `compile` runs both
-    passes with their gradients through torch.compile, on a GPU as CUDA graphs.
+    `precision` "bf16" runs the networks up to their output layers under bfloat16 autocast; all else stays float32.
+    `compile` runs both passes with their gradients through torch.compile, on a GPU as CUDA graphs.
     """
 
     actor: Actor
@@ -83,8 +82,10 @@ def build(cfg: DictConfig, observations: int, actions: int, device: torch.device
         shape = critic.width, critic.blocks, critic.count, critic.norm or "layer"
         critics = Critics(*sizes, *shape).to(device)
     temperature, target_entropy = Temperature(cfg.temperature).to(device), -cfg.target_entropy * actions
-    names = ("discount", "tau", "learning_rate", "weight_decay", "precision", "compile")
-    rest = {name: cfg[name] for name in names}
+    rest = {
+        name: cfg[name]
+        for name in ("discount", "tau", "learning_rate", "weight_decay", "precision", "compile")
+    }
     return Learner(policy, critics, deepcopy(critics), temperature, target_entropy=target_entropy, **rest)
 
 
@@ -137,8 +138,8 @@ def update(
     """Update actor, temperature, critics and target in place. `noise` (2, batch, actions): for actor, for target.
 
     `penalty`, a sum of one term for each network, joins the losses of actor and critics; its gradients are those at the
-    weights that each of both steps starts from. `before_step` is called with "actor" and with "critics", when the gradients of
-    that network are complete; they stay in `.grad` until the next update. Returns detached 0-d tensors (losses, entropy,
+    weights that each of both steps starts from. `before_step` is called with "actor" and with "critics", when the gradients
+    of that network are complete; they stay in `.grad` until the next update. Returns detached 0-d tensors (losses, entropy,
     temperature, mean value); nothing is synchronised until they are read.
     """
     of_actor, of_critics = learner.passes
