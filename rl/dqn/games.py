@@ -21,9 +21,9 @@ class AtariBackend:
     colour, as the official code does, and the picture turns grey here: one or two of a hundred pixels differ, nearly
     always by 1.
 
-    States of emulators cannot be read, but are a pure function of start seed, actions and resets. So `state_dict` holds these
-    since the last seeded start, and `load_state_dict` plays them again. After `RESEED_AFTER`, the next episode begins with a
-    seeded start, which takes 0.1 s. Raises UserError for an unknown game.
+    States of emulators cannot be read, but are a pure function of start seed, actions and resets. So `state_dict` holds
+    these since the last seeded start, and `load_state_dict` plays them again. After `RESEED_AFTER`, the next episode begins
+    with a seeded start, which takes 0.1 s. Raises UserError for an unknown game.
     """
 
     def __init__(
