@@ -24,12 +24,10 @@ def test_parameter_counts_of_the_published_networks():
 
 
 def test_initialisation_orthogonal_ends_truncated_he_inside_zero_bias():
-    critics = Critics(11, 3, width=64, blocks=1)
+    critics, actor = Critics(11, 3, width=64, blocks=1), Actor(11, 3, width=128, blocks=2)
     for matrix in critics.embed.weight:
         torch.testing.assert_close(matrix.mT @ matrix, torch.eye(14), atol=1e-5, rtol=0)
-    for row in critics.head[-1].weight:
-        torch.testing.assert_close(row.norm(), torch.tensor(1.0))
-    actor = Actor(11, 3, width=128, blocks=2)
+    torch.testing.assert_close(critics.head[-1].weight.norm(dim=-1), torch.ones(2, 1))
     for matrix in (actor.embed.weight.mT, actor.head[-1].mean.weight, actor.head[-1].log_std.weight):
         torch.testing.assert_close(matrix @ matrix.mT, torch.eye(len(matrix)), atol=1e-5, rtol=0)
     inside = [truncated_he_normal_(torch.empty(600, 400))]
@@ -40,7 +38,7 @@ def test_initialisation_orthogonal_ends_truncated_he_inside_zero_bias():
         assert weight.std().item() == pytest.approx(deviation, rel=0.02)
         assert 1.9 * deviation < weight.abs().max() <= 2 * deviation / 0.879625 + 1e-6
     assert all((p == 0).all() for name, p in critics.named_parameters() if name.endswith("bias"))
-    assert not torch.equal(critics.embed.weight[0], critics.embed.weight[1])
+    assert not torch.equal(*critics.embed.weight)
 
 
 def test_plain_networks_have_no_norm_and_are_the_usual_two_hidden_layers():
@@ -128,8 +126,7 @@ def test_normaliser_agrees_with_two_pass_statistics(offset):
 def test_both_output_layers_of_the_policy_are_its_head_after_injection_too():
     """So Muon trains neither, and `targets=no_head` leaves both out."""
     actor = Actor(4, 2, 8)
-    heads = {target.parameter for target in find_targets(actor, "head").included}
-    assert heads == {"head.2.mean.weight", "head.2.log_std.weight"}
-    actor.head = InjectedHead(actor.head, deepcopy(actor.head))
-    heads = {target.parameter for target in find_targets(actor, "head").included}
-    assert heads == {"head.new.2.mean.weight", "head.new.2.log_std.weight"}
+    for place in ("head.2", "head.new.2"):
+        heads = {target.parameter for target in find_targets(actor, "head").included}
+        assert heads == {f"{place}.mean.weight", f"{place}.log_std.weight"}
+        actor.head = InjectedHead(actor.head, deepcopy(actor.head))

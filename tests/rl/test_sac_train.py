@@ -108,11 +108,8 @@ def test_steps_and_returns_are_those_of_the_environment(tmp_path):
 
 def test_a_truncated_step_is_stored_as_one_that_goes_on(tmp_path):
     """Episodes of at most seven steps, in which a Hopper under random actions hardly ever falls."""
-    limit = (
-        "import gymnasium, rl.sac.env as env\n"
-        "make = env.open_environment\n"
-        "env.open_environment = lambda name: gymnasium.wrappers.TimeLimit(make(name), 7)"
-    )
+    limit = "import gymnasium, rl.sac.env as env; make = env.open_environment; "
+    limit += "env.open_environment = lambda name: gymnasium.wrappers.TimeLimit(make(name), 7)"
     saved = after_one_update(tmp_path, "none", before=limit)
     assert saved["at"]["episode"] >= 8
     assert saved["kept"]["replay"]["rows"][:, -1].sum() < 3
