@@ -47,6 +47,7 @@ class FrameReplay:
         channels_last: samples lie in memory as (B, height, width, stack), the layout of channels-last convolutions.
         n_step: rewards that a transition sums up, discounted by their distance; its next observation lies as many steps
             later. Both are fewer where the episode ends earlier, and where later steps have not been played yet.
+        discount: factor of a reward one step later.
         device: where batches are used. The frames lie there too if it is a GPU with twice as much free memory.
     Raises: UserError where memory is too small.
     """

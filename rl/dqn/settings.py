@@ -81,10 +81,8 @@ def check(cfg: DictConfig) -> None:
         held = f"replay_capacity={cfg.replay_capacity} holds {cfg.replay_capacity // n} steps of each game"
         raise UserError(f"n_step={cfg.n_step}: {held}, give at most that")
     if cfg.midpoint % cfg.target_every:
-        why = "the target network is copied right before the boundary, so that every method starts from the same one"
-        raise UserError(
-            f"midpoint={cfg.midpoint} must be a multiple of target_every={cfg.target_every}: {why}"
-        )
+        wrong = f"midpoint={cfg.midpoint} must be a multiple of target_every={cfg.target_every}"
+        raise UserError(f"{wrong}: the boundary begins with a fresh copy in the target network")
 
 
 DOMAIN = Domain(

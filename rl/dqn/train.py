@@ -74,9 +74,8 @@ def train(cfg: DictConfig) -> None:
     def measure() -> dict[str, float]:
         if at["probe"] is None:
             return {}
-        return measure_network(
-            learner, Batch(**{name: part.to(device) for name, part in at["probe"].items()})
-        )
+        fields = {name: values.to(device) for name, values in at["probe"].items()}
+        return measure_network(learner, Batch(**fields))
 
     def test() -> dict[str, float]:
         with treatment.evaluating():

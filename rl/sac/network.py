@@ -90,10 +90,10 @@ class StackedLayerNorm(nn.Module):
 
 def linear(inputs: int, outputs: int, stack: int | None, draw_: Callable[[Tensor], Tensor]) -> nn.Module:
     """Return a Linear (stack None) or StackedLinear with zero bias and weights from `draw_`, which alone draws numbers."""
-    layer: Any = (
-        nn.Linear(inputs, outputs, device="meta") if stack is None else StackedLinear(stack, inputs, outputs)
-    )
-    layer.to_empty(device=torch.get_default_device())
+    if stack is None:
+        layer: Any = nn.Linear(inputs, outputs, device="meta").to_empty(device=torch.get_default_device())
+    else:
+        layer = StackedLinear(stack, inputs, outputs)
     with torch.no_grad():
         layer.bias.zero_()
         for matrix in layer.weight.view(-1, outputs, inputs):
@@ -132,7 +132,10 @@ def hidden(width: int, blocks: int, norm: str, stack: int | None) -> list[nn.Mod
 
 
 class GaussianHead(nn.Module):
-    """Two affine maps in their weights' precision: features (batch, width) -> (batch, 2 * actions), mean, log-deviation."""
+    """Two affine maps side by side: features (batch, width) -> (batch, 2 * actions), mean then raw log-deviation.
+
+    They keep the precision of their weights under autocast, because the entropy depends on small differences.
+    """
 
     def __init__(self, width: int, actions: int):
         super().__init__()

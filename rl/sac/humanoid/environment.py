@@ -99,9 +99,7 @@ class HumanoidEnv(gymnasium.Env):
         reward. Raises UserError for an action of another shape than (19,), or with numbers that are not finite."""
         action = np.asarray(action, dtype=np.float64)
         if action.shape != (self.model.nu,) or not np.isfinite(action).all():
-            raise UserError(
-                f"action {action.tolist()}: give a finite number for each of {self.model.nu} servos"
-            )
+            raise UserError(f"action {action.tolist()}: give {self.model.nu} finite numbers, one per servo")
         self.data.ctrl[:] = self.low + (action + 1) * self.half_range
         mujoco.mj_step(self.model, self.data, nstep=PHYSICS_STEPS)
         terms = {name: float(value) for name, value in reward_terms(self.task, *self.readings()).items()}
