@@ -44,6 +44,5 @@ def evaluate(net: nn.Module, forward: nn.Module, plan: PhasePlan, world: World) 
         summed = world.mean(total)
         losses.append(finite(float(summed[0] / summed[1]), f"validation loss on {corpus.name}", cfg))
     net.train()
-    loss_a, loss_b = losses
-    share = cfg.phase_2.share_a
+    (loss_a, loss_b), share = losses, cfg.phase_2.share_a
     return {"val_loss_a": loss_a, "val_loss_b": loss_b, "val_loss_mix": share * loss_a + (1 - share) * loss_b}

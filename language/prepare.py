@@ -44,8 +44,8 @@ def prepare(
 ) -> Path:
     """Write the token files of one source, unless they exist, and return their folder.
 
-    documents: use only this many documents of each part, the first ones. Raises UserError if a part has no document, or
-    if the folder has tokens of another path, split or tokenizer; whether the text has changed is not looked at.
+    documents: use only the first so many of each part. Raises UserError if a part has no document, or if the folder has
+    tokens of another path, split or tokenizer; whether the text has changed is not looked at.
     """
     folder = out / folder_name(source.name, tokenizer_name, documents)
     sha256 = tokenizer_sha256(tokenizer_name)

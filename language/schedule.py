@@ -76,10 +76,10 @@ def open_corpora(cfg: DictConfig, world: World) -> tuple[Corpus, Corpus]:
 
 
 def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePlan]:
-    """Return the two phases of a config that `check_settings` accepted.
+    """Return the two phases of a config that `check_settings` accepted: `iterations` long, or `passes` over their tokens.
 
-    `iterations` of a phase is its length; if that is null, `passes` over its tokens. Raises UserError for a phase of no
-    iteration, for `save_at` beyond the end of a phase, and for a `boundary.fork` that phase 1 does not keep.
+    Raises UserError for a phase of no iteration, for `save_at` beyond the end of a phase, and for a `boundary.fork` that
+    phase 1 does not keep.
     """
     plans = []
     for index, key in enumerate(("phase_1", "phase_2")):

@@ -7,7 +7,6 @@ training and test. Here each sample is reduced to one row at once, and the last 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -77,8 +76,9 @@ class OutputRecorder:
         self._all_tokens = getattr(net, "all_tokens", None)
         if self._all_tokens is not None:
             net.all_tokens = True
-        hooked = [(net.get_submodule(layer.name), partial(self._record, layer)) for layer in layers]
-        self._handles = [module.register_forward_hook(hook) for module, hook in hooked]
+        # functions, because a copy of the net shares them, and would copy a bound method with all of this object
+        hooks = {layer.name: lambda *call, layer=layer: self._record(layer, *call) for layer in layers}
+        self._handles = [net.get_submodule(name).register_forward_hook(hook) for name, hook in hooks.items()]
 
     def _record(self, layer: UnitLayer, module: nn.Module, inputs: Any, output: Tensor) -> None:
         if self._looking or (module.training and torch.is_grad_enabled()):
