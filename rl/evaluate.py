@@ -1,7 +1,6 @@
 """Evaluation of a policy in fresh environments.
 
-Environments need `count`, `reset() -> observations` and `step(actions)`, whose result begins with observations, rewards,
-terminated and truncated (arrays). For `play_steps`, they start the next episode in the step that ends one.
+Environments need `count`, `reset() -> observations`, `step(actions) -> observations, rewards, terminated, truncated, ...`.
 """
 
 from collections.abc import Callable
@@ -67,7 +66,7 @@ def play_episodes(environments: Any, policy: Policy, episodes: int, max_steps: i
 def play_steps(environments: Any, policy: Policy, steps: int) -> Evaluation:
     """Play `steps` steps over all environments and return the episodes that ended in them (official protocol).
 
-    This favours short episodes, because those that still run at the end are dropped.
+    Environments restart in the step that ends an episode. Short episodes are favoured: those that still run are dropped.
     """
     result, observations = Evaluation(), environments.reset()
     scores, lengths = np.zeros(environments.count), np.zeros(environments.count, np.int64)

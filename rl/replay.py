@@ -80,7 +80,6 @@ class FrameReplay:
         self.final_frames: dict[tuple[int, int], Array] = {}  # of ended episodes, by (time, environment)
 
     def __len__(self) -> int:
-        """Number of transitions that can be drawn, at most `capacity`."""
         return min(self.count, self.depth) * self.environments
 
     def start(self, frames: Array) -> None:
@@ -200,10 +199,10 @@ class FlatReplay:
         return min(self.count, len(self.rows))
 
     def add(
-        self, observation: Array, action: Array, reward: float, next_observation: Array, terminated: bool
+        self, observation: Array, action: Array, reward: float, following: Array, terminated: bool
     ) -> None:
-        """Store one step; `next_observation` of an ended episode is its true last observation."""
-        values = observation, action, [reward], next_observation, [terminated]
+        """Store one step; `following` of an ended episode is its true last observation."""
+        values = observation, action, [reward], following, [terminated]
         self.rows[self.count % len(self.rows)] = np.concatenate(values, dtype=np.float32, casting="unsafe")
         self.count += 1
 

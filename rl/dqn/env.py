@@ -101,7 +101,6 @@ class Games:
         return counters | games | {"generator": self.generator.bit_generator.state}
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore what `state_dict` returned."""
         self.backend.load_state_dict(state["backend"])
         self.observations[:] = state["observations"].numpy()
         for name in COUNTERS:

@@ -154,6 +154,5 @@ class CatchBackend:
         return positions | {"generator": self.generator.bit_generator.state}
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore what `state_dict` returned."""
         self.ball, self.paddle = np.array(state["ball"]), np.array(state["paddle"])
         self.generator.bit_generator.state = state["generator"]

@@ -10,6 +10,8 @@ from fire_core import Attached
 from rl.captured import captured
 from rl.replay import Batch
 
+Slopes = tuple[Tensor, ...]  # the gradients of the trained parameters
+
 
 @dataclass
 class Learner:
@@ -66,9 +68,7 @@ def with_actions(batch: Batch, targets: Tensor) -> Tensor:
     return torch.stack([batch.actions.float(), targets], dim=1)
 
 
-def gradients(
-    learner: Learner, trained: list[nn.Parameter], batch: Batch
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+def gradients(learner: Learner, trained: list[nn.Parameter], batch: Batch) -> tuple[Tensor, Tensor, Slopes]:
     """Return loss, mean target and gradients of `trained`, all detached: the part of an update that may be compiled."""
     low = learner.precision == "bf16"
     with torch.autocast(batch.rewards.device.type, torch.bfloat16, enabled=low):

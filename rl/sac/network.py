@@ -41,13 +41,10 @@ class StackedAffine(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        for_x, for_weight, for_bias = ctx.needs_input_grad
-        return (
-            torch.bmm(gradient, weight) if for_x else None,
-            torch.bmm(gradient.mT, x) if for_weight else None,
-            gradient.sum(dim=1) if for_bias else None,
-        )
+        (x, weight), (for_x, for_weight, for_bias) = ctx.saved_tensors, ctx.needs_input_grad
+        of_x = torch.bmm(gradient, weight) if for_x else None
+        of_weight = torch.bmm(gradient.mT, x) if for_weight else None
+        return of_x, of_weight, gradient.sum(dim=1) if for_bias else None
 
 
 class StackedLinear(nn.Module):
@@ -194,7 +191,6 @@ class Critics(nn.Module):
         self.head[-1].full_precision = self.head[-1].is_head = True
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Return the action values (..., critics, batch)."""
         x = torch.cat([observations, actions], dim=-1).unsqueeze(-3)
         x = x.expand(*x.shape[:-3], self.critics, *x.shape[-2:])
         return self.head(self.embed(x.flatten(0, -3))).view(x.shape[:-1])
@@ -208,7 +204,6 @@ class Temperature(nn.Module):
         self.log_alpha = nn.Parameter(torch.tensor(math.log(initial)))
 
     def forward(self) -> Tensor:
-        """Return alpha, 0-d."""
         return self.log_alpha.exp()
 
 

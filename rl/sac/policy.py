@@ -61,7 +61,6 @@ class RunningNormaliser:
         return {"mean": mean, "variance": variance, "count": self.count}
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore what `state_dict` returned."""
         self.mean, self.variance = (state[name].numpy().copy() for name in ("mean", "variance"))
         self.count = float(state["count"])
 

@@ -101,19 +101,17 @@ def actor_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
     entropy = -log_density.detach().mean(dim=-1)
     temperature_loss = learner.temperature() * (entropy - learner.target_entropy)
     figures = {"actor_loss": loss, "entropy": entropy, "temperature_loss": temperature_loss}
-    gradients = {
-        "actor": torch.autograd.grad(loss.sum(), learner.trained["actor"]),
-        "temperature": torch.autograd.grad(temperature_loss.sum(), learner.trained["temperature"]),
-    }
+    gradients = {"actor": torch.autograd.grad(loss.sum(), learner.trained["actor"])}
+    gradients["temperature"] = torch.autograd.grad(temperature_loss.sum(), learner.trained["temperature"])
     return {name: figure.detach() for name, figure in figures.items()}, gradients
 
 
 def critic_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
-    """Return (measurements, gradients) of the critics. The loss against the targets
-    r + discount (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s')) is summed over the critics and averaged over the
-    batch, without a factor 1/2, as in the reference implementation. Truncated transitions bootstrap, terminated ones do not.
+    """Return (measurements, gradients) of the critics: detached and 0-d, the loss and the mean value.
 
-    The measurements are detached and 0-d: the loss, and the mean value. `noise` (batch, actions) is standard normal.
+    The loss against the targets r + discount (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s')) is summed over the
+    critics and averaged over the batch, without a factor 1/2, as in the reference implementation. Truncated transitions
+    bootstrap, terminated ones do not. `noise` (batch, actions) is standard normal.
     """
     with torch.no_grad():
         with learner.autocast():

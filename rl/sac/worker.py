@@ -19,8 +19,7 @@ from harness.runs.stack import others_first
 class InWorker:
     """`kind(*arguments)` in a process of its own, which ends with this object, with its methods and attributes.
 
-    Until a call returns, the other runs of a stack work. It raises what the method raises, and UserError if the process has
-    ended.
+    Until a call returns, other runs work. It raises what the method raises, and UserError if the process has ended.
     """
 
     def __init__(self, kind: Callable[..., Any], *arguments: Any):

@@ -1,11 +1,8 @@
-"""HumanoidBench's H1 tasks without hands.
+"""HumanoidBench's H1 tasks without hands: `gymnasium.make("h1-walk-v0")` after `import rl.sac.humanoid`.
 
-    import gymnasium, rl.sac.humanoid
-    env = gymnasium.make("h1-walk-v0")               # link meshes from robosuite-models, as in the benchmark
-    env = gymnasium.make("h1-walk-primitive-v0")     # capsules: no further package, other contacts after falls
-
-All environments of one process share the compiled model of their task: to change masses or friction, first give the
-environment a model of its own. Ids that another package has already registered are not replaced.
+"h1-walk-v0" needs the link meshes of robosuite-models, as in the benchmark; "h1-walk-primitive-v0" has capsules, needs no
+further package, and has other contacts after falls. All environments of one process share the compiled model of their task:
+to change masses or friction, first give the environment a model of its own. Ids of other packages are not replaced.
 """
 
 import gymnasium
