@@ -1,7 +1,6 @@
-"""Token files and the batches drawn from them.
+"""Token files and the batches drawn from them, each a pure function of (seed, phase, iteration, micro-batch).
 
-A batch is a pure function of (seed, phase, iteration, micro-batch). A resumed run therefore needs only its iteration
-number, and the micro-batches of an iteration are the same for any number of processes.
+A resumed run needs only its iteration, and the micro-batches are the same for any number of processes.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from harness.runs import generator
 
 PARTS = ("train", "validation")
 IGNORED = -100  # value of targets that the loss ignores
+Batch = tuple[Tensor, Tensor]  # inputs and targets, each (windows, block) int64
 
 
 @dataclass(frozen=True)
@@ -48,24 +48,18 @@ def open_corpus(folder: Path, *, block: int, vocabulary: int, train_tokens: int 
     manifest = read_manifest(folder)
     known = manifest["tokenizer"]["vocabulary"]
     if known > vocabulary:
-        raise UserError(
-            f"{folder} was made with a tokenizer of {known} ids, but the model has vocabulary={vocabulary}: "
-            f"set model.vocabulary to at least {known}, or prepare the corpus with another --tokenizer"
-        )
+        wrong = f"{folder} has a tokenizer of {known} ids, but the model has vocabulary={vocabulary}"
+        raise UserError(f"{wrong}: raise model.vocabulary, or prepare the corpus with another --tokenizer")
     parts = {}
     for part in PARTS:
         tokens = np.memmap(folder / f"{part}.bin", manifest["dtype"], mode="r")
         if len(tokens) != (wanted := manifest["parts"][part]["tokens"]):
-            raise UserError(
-                f"{folder}/{part}.bin has {len(tokens)} tokens, its manifest says {wanted}: delete {folder} and prepare the "
-                "corpus again"
-            )
+            wrong = f"{folder}/{part}.bin has {len(tokens)} tokens, its manifest says {wanted}"
+            raise UserError(f"{wrong}: delete {folder} and prepare the corpus again")
         parts[part] = tokens[: train_tokens if part == "train" else None]
         if len(parts[part]) <= block:
-            raise UserError(
-                f"{folder}/{part}.bin gives {len(parts[part])} tokens, too few for one window of block={block}: "
-                "use a longer text, a smaller block, or a larger limit"
-            )
+            wrong = f"{folder}/{part}.bin gives {len(parts[part])} tokens, too few for one window of block={block}"
+            raise UserError(f"{wrong}: use a longer text, a smaller block, or a larger limit")
     answers = {}
     if manifest.get("answer") is not None:
         ids = manifest["answer"], manifest["tokenizer"]["end_of_text"]
@@ -86,9 +80,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"no prepared corpus in {folder} ({error}): make it with python language/prepare.py (see --help)"
-        ) from error
+        remedy = "make it with python language/prepare.py (see --help)"
+        raise UserError(f"no prepared corpus in {folder} ({error}): {remedy}") from error
 
 
 @dataclass(frozen=True)
@@ -107,7 +100,7 @@ class Mixture:
         """Number of training tokens of all corpora with a positive share, which is one pass."""
         return sum(len(c.train) for c, share in zip(self.corpora, self.shares, strict=True) if share > 0)
 
-    def batch(self, iteration: int, micro: int) -> tuple[Tensor, Tensor]:
+    def batch(self, iteration: int, micro: int) -> Batch:
         """Return inputs and targets (batch_size, block), int64 on the CPU, from windows at random offsets.
 
         Targets that the loss ignores are IGNORED.
@@ -120,16 +113,14 @@ class Mixture:
         return _windows(corpus, "train", starts.tolist(), self.block)
 
 
-def validation_batches(
-    corpus: Corpus, block: int, batch_size: int, limit: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+def validation_batches(corpus: Corpus, block: int, batch_size: int, limit: int) -> Iterator[Batch]:
     """Yield inputs and targets (up to batch_size, block) of the first `limit` validation windows, in order."""
     starts = list(range(0, len(corpus.validation) - block, block))[:limit]
     for first in range(0, len(starts), batch_size):
         yield _windows(corpus, "validation", starts[first : first + batch_size], block)
 
 
-def _windows(corpus: Corpus, part: str, starts: list[int], block: int) -> tuple[Tensor, Tensor]:
+def _windows(corpus: Corpus, part: str, starts: list[int], block: int) -> Batch:
     def cut(row: np.ndarray) -> Tensor:
         return torch.from_numpy(np.stack([row[start : start + block + 1] for start in starts]))
 

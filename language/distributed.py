@@ -1,7 +1,6 @@
 """Training with several processes: `torchrun --nproc-per-node=8 language/train.py ...`. One process needs no torchrun.
 
-Process 0 owns the run folder. The others receive what it read from a checkpoint, and stop when it does. Each process has
-the whole net (DistributedDataParallel).
+Process 0 owns the run folder. The others receive what it read, and stop when it does. Each has the whole net.
 """
 
 from __future__ import annotations
@@ -44,28 +43,18 @@ class World:
     def check(self, method: Method) -> None:
         """Raise UserError for a method by which the copies of the network in several processes would diverge."""
         if "activations" in method.needs and self.size > 1:
-            raise UserError(
-                f"method={method.name} with {self.size} processes: it scores units on the batches of one process, so "
-                "the copies of the network would diverge; use one process"
-            )
+            why = "it scores units on the batches of one process, so the copies of the network would diverge"
+            raise UserError(f"method={method.name} with {self.size} processes: {why}; use one process")
 
     def share_of(self, micro_batches: int) -> range:
-        """Return the micro-batches of an iteration that this process computes.
-
-        Raises UserError if their number is not a multiple of the number of processes.
-        """
+        """Return the micro-batches of an iteration that this process computes, or raise UserError for unequal shares."""
         if micro_batches % self.size:
-            raise UserError(
-                f"accumulation={micro_batches} micro-batches cannot be shared evenly by {self.size} processes: "
-                "use a number of processes that divides it, or change accumulation"
-            )
+            wrong = f"accumulation={micro_batches} cannot be shared evenly by {self.size} processes"
+            raise UserError(f"{wrong}: use a number of processes that divides it, or change accumulation")
         return range(self.rank, micro_batches, self.size)
 
     def deal(self, batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        """Yield (batch, whether it counts) for this process. All processes get equally many.
-
-        Where batches run out, a process gets one of another process, which does not count.
-        """
+        """Yield (batch, whether it counts). Where batches run out, a process gets another's, which does not count."""
         batches = iter(batches)
         while turn := list(itertools.islice(batches, self.size)):
             yield turn[min(self.rank, len(turn) - 1)], self.rank < len(turn)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from omegaconf import DictConfig
 from torch import nn
 
 from harness.runs.metrics import finite
 from harness.transfer import send
-from language.data import IGNORED, Corpus, validation_batches
+from language.data import IGNORED, validation_batches
 from language.distributed import World
+from language.schedule import PhasePlan
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -20,25 +20,18 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 @torch.no_grad()
-def evaluate(
-    net: nn.Module,
-    forward: nn.Module,
-    corpora: tuple[Corpus, Corpus],
-    cfg: DictConfig,
-    world: World,
-    block: int,
-) -> dict[str, float]:
+def evaluate(net: nn.Module, forward: nn.Module, plan: PhasePlan, world: World) -> dict[str, float]:
     """Return the validation losses in nats per token: on A, on B, and their mean weighted by the shares of phase 2.
 
-    forward: `net` or its compiled form, which gets full batches alone and so compiles for one shape. block: tokens per
-    window. Raises UserError if a loss is not finite. The net is left in training mode.
+    forward: `net` or its compiled form, which gets full batches alone and so compiles for one shape. The windows are as long
+    as those of the phase `plan`. Raises UserError if a loss is not finite. The net is left in training mode.
     """
+    cfg, losses = plan.cfg, []
+    exact = torch.float32 if world.device.type == "mps" else torch.float64  # which mps does not have
     net.eval()
-    losses = []
-    for corpus in corpora:
-        exact = torch.float32 if world.device.type == "mps" else torch.float64  # which mps does not have
+    for corpus in plan.mixture.corpora:
         total = torch.zeros(2, device=world.device, dtype=exact)  # sum of losses, number of tokens
-        batches = validation_batches(corpus, block, cfg.eval_batch_size, cfg.eval_windows)
+        batches = validation_batches(corpus, plan.mixture.block, cfg.eval_batch_size, cfg.eval_windows)
         for batch, counts in world.deal(batches):
             tokens, targets = (send(part, world.device) for part in batch)
             model = forward if len(tokens) == cfg.eval_batch_size else net
@@ -51,9 +44,5 @@ def evaluate(
         summed = world.mean(total)
         losses.append(finite(float(summed[0] / summed[1]), f"validation loss on {corpus.name}", cfg))
     net.train()
-    share = cfg.phase_2.share_a
-    return {
-        "val_loss_a": losses[0],
-        "val_loss_b": losses[1],
-        "val_loss_mix": share * losses[0] + (1 - share) * losses[1],
-    }
+    (loss_a, loss_b), share = losses, cfg.phase_2.share_a
+    return {"val_loss_a": loss_a, "val_loss_b": loss_b, "val_loss_mix": share * loss_a + (1 - share) * loss_b}

@@ -1,7 +1,6 @@
 """A GPT-2 style decoder: the paper's model, smaller ones, and options to vary its architecture.
 
-Module names are those of GPT-2 (`wte`, `wpe`, `h.3.attn.c_attn`, `lm_head`, ...), so target rules such as "qk" and
-checkpoints are easy to relate. Attention is `scaled_dot_product_attention`.
+Module names are those of GPT-2 (`wte`, `wpe`, `h.3.attn.c_attn`, `lm_head`, ...).
 """
 
 from __future__ import annotations
@@ -46,13 +45,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
-            raise UserError(
-                f"model.width={self.width} is not a multiple of model.heads={self.heads}: choose one that is"
-            )
+            raise UserError(f"model.width={self.width} is no multiple of model.heads={self.heads}")
         if self.heads % self.groups:
-            raise UserError(
-                f"model.heads={self.heads} is not a multiple of model.key_value_heads={self.groups}"
-            )
+            raise UserError(f"model.heads={self.heads} is no multiple of model.key_value_heads={self.groups}")
 
     @property
     def groups(self) -> int:
@@ -76,9 +71,8 @@ class SelfAttention(nn.Module):
             self.c_attn = nn.Linear(shape.width, sum(self.widths), bias=shape.bias)
             self.c_attn.fused_rows = dict(zip("qkv", self.widths, strict=True))
         else:
-            self.q_proj = nn.Linear(shape.width, shape.width, bias=shape.bias)
-            self.k_proj = nn.Linear(shape.width, narrow, bias=shape.bias)
-            self.v_proj = nn.Linear(shape.width, narrow, bias=shape.bias)
+            for name, width in zip("qkv", self.widths, strict=True):
+                self.add_module(f"{name}_proj", nn.Linear(shape.width, width, bias=shape.bias))
         self.c_proj = nn.Linear(shape.width, shape.width, bias=shape.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,9 +82,9 @@ class SelfAttention(nn.Module):
         else:
             parts = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
         q, k, v = (p.view(batch, time, -1, self.shape.head_width).transpose(1, 2) for p in parts)
-        rule = {"dropout_p": self.shape.dropout if self.training else 0.0, "is_causal": True}
-        gqa = self.shape.groups != self.shape.heads
-        mixed = functional.scaled_dot_product_attention(q, k, v, **rule, enable_gqa=gqa)
+        rule = {"is_causal": True, "enable_gqa": self.shape.groups != self.shape.heads}
+        dropout = self.shape.dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, **rule)
         return self.c_proj(mixed.transpose(1, 2).reshape(batch, time, width))
 
 
@@ -184,22 +178,13 @@ class Decoder(nn.Module):
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of logits (batch, time, vocabulary) and ids (batch, time), in nats and in float32.
-
-    Targets of -100 are ignored.
-    """
+    """Return the mean cross-entropy in nats of logits (batch, time, vocabulary) and ids (batch, time) other than -100."""
     return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
 def adamw(net: nn.Module, *, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW with the groups of the official code: weight decay on parameters of two or more dimensions only.
-
-    The learning rate is 0 until the loop sets it, before each step.
-    """
+    """Return AdamW with weight decay on parameters of two or more dimensions only; the loop sets its learning rate."""
     parameters = [p for p in net.parameters() if p.requires_grad]
     matrices, vectors = ([p for p in parameters if (p.dim() >= 2) == large] for large in (True, False))
-    groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=True)

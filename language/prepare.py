@@ -10,10 +10,10 @@ end-of-text id. The tokenizer uses all cores, or as many as RAYON_NUM_THREADS sa
 
 from __future__ import annotations
 
-import argparse
 import json
 import lzma
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -36,8 +36,7 @@ DOCUMENTS_AT_A_TIME = 256
 
 def folder_name(source: str, tokenizer: str, documents: int | None = None) -> str:
     """Return the name of the prepared folder, e.g. encyclopaedic-small; a limit on documents is part of it."""
-    name = f"{source}-{Path(tokenizer).stem}"
-    return f"{name}-{documents}" if documents else name
+    return f"{source}-{Path(tokenizer).stem}" + (f"-{documents}" if documents else "")
 
 
 def prepare(
@@ -45,8 +44,8 @@ def prepare(
 ) -> Path:
     """Write the token files of one source, unless they exist, and return their folder.
 
-    documents: use only this many documents of each part, the first ones. Raises UserError if a part has no document, or
-    if the folder has tokens of another path, split or tokenizer; whether the text has changed is not looked at.
+    documents: use only the first so many of each part. Raises UserError if a part has no document, or if the folder has
+    tokens of another path, split or tokenizer; whether the text has changed is not looked at.
     """
     folder = out / folder_name(source.name, tokenizer_name, documents)
     sha256 = tokenizer_sha256(tokenizer_name)
@@ -58,9 +57,8 @@ def prepare(
     known = read_manifest(folder)["made_from"]
     for key, value in made_from.items():
         if known.get(key) != value:
-            raise UserError(
-                f"{folder} was made with {key}={known.get(key)}, not {value}: remove the folder, or give another --out"
-            )
+            wrong = f"{folder} was made with {key}={known.get(key)}, not {value}"
+            raise UserError(f"{wrong}: remove the folder, or give another --out")
     return folder
 
 
@@ -96,9 +94,7 @@ def encode(texts: Iterable[str], tokenizer: TextTokenizer, dtype: str, path: Pat
 
 def main() -> None:
     """Run the command line and print the folder and token counts of each source."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="*", default=list(SHIPPED), help="names, folder:PATH or jsonl:FILE")
     parser.add_argument("--tokenizer", default="small", help="small, gpt2, or a tokenizers JSON file")
     parser.add_argument("--out", type=Path, default=Path("data/language"))
@@ -111,16 +107,13 @@ def main() -> None:
         source = open_source(text, options.validation_share, options.field, options.split)
         folder = prepare(source, options.tokenizer, options.out, documents=options.documents)
         parts = read_manifest(folder)["parts"]
-        counts = [
-            f"{name} {p['tokens']:,} tokens in {p['documents']:,} documents" for name, p in parts.items()
-        ]
-        print(f"{folder}: {', '.join(counts)}", flush=True)
+        for name, part in parts.items():
+            counts = f"{part['tokens']:,} tokens in {part['documents']:,} documents"
+            print(f"{folder}/{name}.bin: {counts}", flush=True)
         expected = PUBLISHED_TOKENS.get((source.name, options.tokenizer))
         if expected and options.documents is None and parts["train"]["tokens"] != expected:
-            raise UserError(
-                f"{folder}/train.bin has {parts['train']['tokens']:,} tokens, {expected:,} were expected: the text, its "
-                "split or the tokenizer is not the published one; the files are kept"
-            )
+            wrong = f"{folder}/train.bin has {parts['train']['tokens']:,} tokens, {expected:,} were expected"
+            raise UserError(f"{wrong}: the text, its split or the tokenizer is another; the files are kept")
 
 
 if __name__ == "__main__":

@@ -60,44 +60,39 @@ def open_corpora(cfg: DictConfig, world: World) -> tuple[Corpus, Corpus]:
     if not world.is_leader:
         world.from_leader(None)
     root, made = Path(cfg.run.data_root) / "language", (cfg.corpus.tokenizer, cfg.corpus.documents)
-    opened = []
+    opened, sizes = [], {"block": cfg.model.block, "vocabulary": cfg.model.vocabulary}
     for entry in (cfg.corpus.a, cfg.corpus.b):
         folder = Path(entry.folder or root / folder_name(entry.name, *made))
         if entry.folder is None and entry.name in (*SHIPPED, *MADE):
             prepare(open_source(entry.name), made[0], root, documents=made[1], progress=False)
-        sizes = {"block": cfg.model.block, "vocabulary": cfg.model.vocabulary}
         opened.append(open_corpus(folder, **sizes, train_tokens=entry.train_tokens))
     if world.is_leader:
         world.from_leader(None)
     a, b = opened
     if a.manifest["tokenizer"] != b.manifest["tokenizer"]:
         names = ", ".join(corpus.manifest["tokenizer"]["name"] for corpus in opened)
-        raise UserError(
-            f"corpora A and B were prepared with different tokenizers ({names}): use one for both"
-        )
+        raise UserError(f"corpora A and B have different tokenizers ({names}): prepare both with one")
     return a, b
 
 
 def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePlan]:
-    """Return the two phases of a config that `check_settings` accepted.
+    """Return the two phases of a config that `check_settings` accepted: `iterations` long, or `passes` over their tokens.
 
-    `iterations` of a phase is its length; if that is null, `passes` over its tokens. Raises UserError for a phase of no
-    iteration, for `save_at` beyond the end of a phase, and for a `boundary.fork` that phase 1 does not keep.
+    Raises UserError for a phase of no iteration, for `save_at` beyond the end of a phase, and for a `boundary.fork` that
+    phase 1 does not keep.
     """
     plans = []
     for index, key in enumerate(("phase_1", "phase_2")):
         entry = cfg[key]
-        block = entry.block or cfg.model.block
-        shares = (entry.share_a, 1.0 - entry.share_a)
+        block, shares = entry.block or cfg.model.block, (entry.share_a, 1.0 - entry.share_a)
         mixed = Mixture(corpora, shares, block, cfg.batch_size, seed_of(cfg, index), index)
         per_iteration = cfg.accumulation * cfg.batch_size * block
         iterations = entry.iterations or int(entry.passes * mixed.tokens / per_iteration)
         stop_at = min(entry.stop_at or iterations, iterations)
         stop_at = stop_at if index == 0 else part_of(cfg, stop_at)
         if stop_at < 1:
-            raise UserError(
-                f"{key}: {entry.passes} passes over {mixed.tokens} tokens are not one iteration of {per_iteration}"
-            )
+            wrong = f"{entry.passes} passes over {mixed.tokens} tokens"
+            raise UserError(f"{key}: {wrong} are not one iteration of {per_iteration}")
         save_at = tuple(entry.save_at or ())
         if any(iteration > stop_at for iteration in save_at):
             raise UserError(f"{key}.save_at={list(save_at)}: the phase ends at iteration {stop_at}")
@@ -105,9 +100,8 @@ def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePl
         plans.append(PhasePlan(index, key, mixed, iterations, stop_at, eval_every, save_at, cfg))
     fork, known = str(cfg.boundary.fork), ("best", "last", *map(str, plans[0].save_at))
     if fork not in known:
-        raise UserError(
-            f"boundary.fork={fork}: phase_1 keeps {', '.join(known)}; add the iteration to phase_1.save_at"
-        )
+        remedy = "add the iteration to phase_1.save_at"
+        raise UserError(f"boundary.fork={fork}: phase_1 keeps {', '.join(known)}; {remedy}")
     return plans
 
 

@@ -92,21 +92,15 @@ def check_settings(cfg: DictConfig) -> Shape:
     for phase in ("phase_1", "phase_2"):
         passes, iterations = cfg[phase].passes, cfg[phase].iterations
         if (passes is None) == (iterations is None):
-            raise UserError(
-                f"{phase}.passes={passes or 'null'} and {phase}.iterations={iterations or 'null'}: give one of them, "
-                "and null for the other"
-            )
+            both = f"{phase}.passes={passes or 'null'} and {phase}.iterations={iterations or 'null'}"
+            raise UserError(f"{both}: give one of them, and null for the other")
         if (cfg[phase].block or 0) > cfg.model.block:
-            raise UserError(
-                f"{phase}.block={cfg[phase].block}: the model has {cfg.model.block} positions; set model.block to the "
-                "longest window of both phases"
-            )
+            wrong = f"{phase}.block={cfg[phase].block}: the model has {cfg.model.block} positions"
+            raise UserError(f"{wrong}; set model.block to the longest window of both phases")
     shortest = min(cfg[phase].block or cfg.model.block for phase in ("phase_1", "phase_2"))
     if "questions" in (cfg.corpus.a.name, cfg.corpus.b.name) and shortest < SHORTEST_OF_QUESTIONS:
-        raise UserError(
-            f"windows of {shortest} tokens with the corpus questions: its loss counts only answers, and a window this short "
-            f"may contain none; use a block of {SHORTEST_OF_QUESTIONS} or more"
-        )
+        wrong = f"windows of {shortest} tokens with the corpus questions may hold no answer, all that its loss counts"
+        raise UserError(f"{wrong}: use a block of {SHORTEST_OF_QUESTIONS} or more")
     return Shape(**{k: v for k, v in cfg.model.items() if k != "name" and v is not None})
 
 

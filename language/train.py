@@ -57,8 +57,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     device = world.device
     world.check(session.method)
     micro_batches = world.share_of(cfg.accumulation)
-    corpora = open_corpora(cfg, world)
-    plans = phase_plans(cfg, corpora)
+    plans = phase_plans(cfg, open_corpora(cfg, world))
     with seeded(cfg.seed, "init"):
         net = Decoder(shape)
     initial = snapshot({"net": net})
@@ -85,7 +84,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
 
     def test() -> dict[str, float]:
         with treatment.evaluating():
-            return evaluate(net, forward, corpora, cfg, world, plans[at["phase"]].mixture.block)
+            return evaluate(net, forward, plans[at["phase"]], world)
 
     def measure() -> dict[str, float]:
         return test() | plasticity(net, probe()[0])

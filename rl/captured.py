@@ -6,14 +6,13 @@ from typing import Any
 import torch
 import torch._dynamo
 
+Function = Callable[..., Any]
 
-def captured(
-    function: Callable[..., Any], device: torch.device, backend: str = "inductor"
-) -> Callable[..., Any]:
+
+def captured(function: Function, device: torch.device, backend: str = "inductor") -> Function:
     """Return `function`, which may call `torch.autograd.grad`, compiled by torch.compile as one graph.
 
-    Outputs that were differentiated inside `function` come back detached. On a GPU it records CUDA graphs, whose outputs are
-    overwritten by the next call; only short runs have been made there.
+    On a GPU it records CUDA graphs, whose outputs are overwritten by the next call; only short runs have been made there.
     """
     # Later releases of torch may trace gradients by default and drop this switch.
     if hasattr(torch._dynamo.config, "trace_autograd_ops"):

@@ -1,7 +1,6 @@
 """Evaluation of a policy in fresh environments.
 
-Environments need `count`, `reset() -> observations` and `step(actions)`, whose result has `observations`, `rewards`,
-`terminated` and `truncated` (arrays). For `play_steps`, they start the next episode in the step that ends one.
+Environments need `count`, `reset() -> observations`, `step(actions) -> observations, rewards, terminated, truncated, ...`.
 """
 
 from collections.abc import Callable
@@ -17,8 +16,8 @@ Policy = Callable[[np.ndarray], np.ndarray]
 class Evaluation:
     """Returns and lengths of the evaluated episodes.
 
-    `unfinished` counts episodes that the step limit cut off. `play_episodes` includes their return so far, which is a
-    lower bound where rewards are never negative. `play_steps` leaves them out, as the official code does.
+    `unfinished` counts episodes that the step limit cut off. `play_episodes` includes their return so far, `play_steps`
+    leaves them out, as the official code does.
     """
 
     returns: list[float] = field(default_factory=list)
@@ -52,11 +51,10 @@ def play_episodes(environments: Any, policy: Policy, episodes: int, max_steps: i
         observations, running = environments.reset(), np.ones(environments.count, bool)
         scores, lengths = np.zeros(environments.count), np.zeros(environments.count, np.int64)
         for _ in range(max_steps):
-            step = environments.step(policy(observations))
-            observations = step.observations
-            scores += np.where(running, step.rewards, 0.0)
+            observations, rewards, terminated, truncated, *_ = environments.step(policy(observations))
+            scores += np.where(running, rewards, 0.0)
             lengths += running
-            running = running & ~(step.terminated | step.truncated)
+            running = running & ~(terminated | truncated)
             if not running.any():
                 break
         result.returns += scores.tolist()
@@ -68,17 +66,15 @@ def play_episodes(environments: Any, policy: Policy, episodes: int, max_steps: i
 def play_steps(environments: Any, policy: Policy, steps: int) -> Evaluation:
     """Play `steps` steps over all environments and return the episodes that ended in them (official protocol).
 
-    This favours short episodes, because those that still run at the end are dropped. Kept for comparison with
-    published numbers.
+    Environments restart in the step that ends an episode. Short episodes are favoured: those that still run are dropped.
     """
     result, observations = Evaluation(), environments.reset()
     scores, lengths = np.zeros(environments.count), np.zeros(environments.count, np.int64)
     for _ in range(steps // environments.count):
-        step = environments.step(policy(observations))
-        observations = step.observations
-        scores += step.rewards
+        observations, rewards, terminated, truncated, *_ = environments.step(policy(observations))
+        scores += rewards
         lengths += 1
-        for index in np.flatnonzero(step.terminated | step.truncated):
+        for index in np.flatnonzero(terminated | truncated):
             result.returns.append(float(scores[index]))
             result.lengths.append(int(lengths[index]))
             scores[index], lengths[index] = 0.0, 0

@@ -1,7 +1,6 @@
-"""Uniform replay for off-policy agents: FrameReplay for stacked images, FlatReplay for vectors.
+"""Uniform replay for off-policy agents: FrameReplay for stacked images, FlatReplay for vectors, both rings in memory.
 
-Both are rings in memory, and a checkpoint holds all of them, frames compressed: 1,000,000 transitions of 84 x 84 pixels take
-7.1 GB of memory and 0.1 to 0.3 GB of a checkpoint.
+A checkpoint holds all of them: 1,000,000 transitions of 84 x 84 pixels take 7.1 GB, compressed 0.1 to 0.3 GB.
 """
 
 import zlib
@@ -44,8 +43,7 @@ class FrameReplay:
 
     Args:
         capacity: transitions over all environments together, a multiple of `environments`, which step together.
-        frame_shape: (height, width).
-        stack: frames in an observation.
+        frame_shape: (height, width). stack: frames in an observation.
         channels_last: samples lie in memory as (B, height, width, stack), the layout of channels-last convolutions.
         n_step: rewards that a transition sums up, discounted by their distance; its next observation lies as many steps
             later. Both are fewer where the episode ends earlier, and where later steps have not been played yet.
@@ -82,7 +80,6 @@ class FrameReplay:
         self.final_frames: dict[tuple[int, int], Array] = {}  # of ended episodes, by (time, environment)
 
     def __len__(self) -> int:
-        """Number of transitions that can be drawn, at most `capacity`."""
         return min(self.count, self.depth) * self.environments
 
     def start(self, frames: Array) -> None:
@@ -97,18 +94,12 @@ class FrameReplay:
         self.facts["age"][slot] = 0
 
     def add(
-        self,
-        actions: Array,
-        rewards: Array,
-        terminated: Array,
-        truncated: Array,
-        next_frames: Array,
-        final_frames: Array | None = None,
+        self, actions: Array, rewards: Array, terminated: Array, truncated: Array, frames: Array, final: Array
     ) -> None:
         """Store one step of all environments, taken from the frames that were stored last.
 
-        All but the frames (environments, height, width) are (environments,). `next_frames` are what the policy sees next
-        (the first after a reset); of `final_frames`, only the last frames of episodes that ended are read.
+        All but the frames (environments, height, width) are (environments,). `frames` are what the policy sees next (the
+        first after a reset); of `final`, only the last frames of episodes that ended are read.
         """
         slot, following = self.count % self.length, (self.count + 1) % self.length
         ended = terminated | truncated
@@ -117,9 +108,9 @@ class FrameReplay:
             self.facts[name][slot] = values
         age = np.minimum(self.facts["age"][slot] + 1, self.stack - 1)
         self.facts["age"][following] = np.where(ended, 0, age)
-        self.frames[following] = torch.from_numpy(next_frames)
+        self.frames[following] = torch.from_numpy(frames)
         for index in np.flatnonzero(ended):
-            self.final_frames[self.count, int(index)] = np.array(final_frames[index], np.uint8)
+            self.final_frames[self.count, int(index)] = final[index].copy()
         self.count += 1
         while self.final_frames and (first := next(iter(self.final_frames)))[0] < self.count - self.depth:
             del self.final_frames[first]
@@ -180,13 +171,10 @@ class FrameReplay:
             rows = self.frames[torch.arange(first, end) % self.length].cpu().numpy()
             packed = zlib.compress(rows, level=1)  # higher levels take twice as long and save a third
             blocks.append((first, end, torch.frombuffer(bytearray(packed), dtype=torch.uint8)))
-        return {
-            "count": self.count,
-            "facts": {name: torch.from_numpy(a[: self.count + 1].copy()) for name, a in self.facts.items()},
-            "final_keys": list(self.final_frames),
-            "final_frames": torch.from_numpy(np.array(list(self.final_frames.values()), np.uint8)),
-            "frames": blocks,
-        }
+        facts = {name: torch.from_numpy(a[: self.count + 1].copy()) for name, a in self.facts.items()}
+        final = torch.from_numpy(np.array(list(self.final_frames.values()), np.uint8))
+        ends = {"final_keys": list(self.final_frames), "final_frames": final}
+        return {"count": self.count, "facts": facts, "frames": blocks} | ends
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = int(state["count"])
@@ -200,10 +188,7 @@ class FrameReplay:
 
 
 class FlatReplay:
-    """Replay of vector observations and continuous actions.
-
-    `capacity` counts transitions; the sizes are lengths of vectors (float32). Raises UserError where memory is too small.
-    """
+    """Replay of the last `capacity` transitions with observations and actions that are vectors of these sizes (float32)."""
 
     def __init__(self, capacity: int, observation_size: int, action_size: int):
         self.sizes = [observation_size, action_size, 1, observation_size, 1]  # in the order of Batch
@@ -214,10 +199,10 @@ class FlatReplay:
         return min(self.count, len(self.rows))
 
     def add(
-        self, observation: Array, action: Array, reward: float, next_observation: Array, terminated: bool
+        self, observation: Array, action: Array, reward: float, following: Array, terminated: bool
     ) -> None:
-        """Store one step; `next_observation` of an ended episode is its true last observation."""
-        values = observation, action, [reward], next_observation, [terminated]
+        """Store one step; `following` of an ended episode is its true last observation."""
+        values = observation, action, [reward], following, [terminated]
         self.rows[self.count % len(self.rows)] = np.concatenate(values, dtype=np.float32, casting="unsafe")
         self.count += 1
 

@@ -7,7 +7,6 @@ batch = images.normalise(images.train_images[indices])
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fire_core.errors import UserError, first_line, print_error
+from fire_core.errors import UserError, clean_exit, first_line
 from fire_core.files import remove_torn, written_aside
 from harness.runs.folders import FolderLock
 from vision.images import Images, pixel_statistics
@@ -57,39 +56,29 @@ def load(
     Raises: UserError for missing or unreadable data, and for fewer images than asked for.
     """
     root = Path(root)
-    if name == "image_folder":
-        place, size = _existing(folder or root / name), {"image_size": image_size, "channels": channels or 3}
-        arrays = read_class_folders(place, **size, cache=root / "decoded")
-    elif name == "fashion_mnist":
+    if name == "fashion_mnist":
         arrays = _shipped(folder)
-    elif folder is None:
+    elif folder is None and name in PUBLISHED:
         arrays = download(name, root)
     else:
-        arrays = _read(name, _existing(folder), root)
+        arrays = _read(name, Path(folder or root / name), root, image_size, channels or 3)
     count = classes or arrays.classes
     if count > arrays.classes:
         raise UserError(f"data.classes={classes}: {name} has {arrays.classes} classes")
 
-    def prepared(images: np.ndarray, labels: np.ndarray, per_class: int | None) -> tuple[Tensor, Tensor]:
-        chosen = np.flatnonzero(labels < count)
-        if per_class is not None:
-            chosen = chosen[first_of_each_class(labels[chosen], per_class)]
-        # a copy, because indexing leaves strides that make torch compute grey images in another order
-        found = _with_channels(torch.from_numpy(np.array(images[chosen])), channels)
-        return _with_size(found, image_size, fit).contiguous(), torch.from_numpy(labels[chosen])
+    def prepared(images: Tensor, labels: Tensor, per_class: int | None) -> list[Tensor]:
+        chosen = _first_of_each_class(labels, count, per_class)
+        pictures = _with_size(_with_channels(images[chosen], channels), image_size, fit)
+        return [pictures.contiguous(), labels[chosen]]
 
-    train = prepared(arrays.train_images, arrays.train_labels, train_per_class)
-    test = prepared(arrays.test_images, arrays.test_labels, test_per_class)
+    train, test = prepared(*arrays.train, train_per_class), prepared(*arrays.test, test_per_class)
     mean, std = pixel_statistics(train[0])
-    tensors = [tensor.to(device) for tensor in (*train, *test)]
-    return Images(name, *tensors, count, mean.to(device), std.to(device))
+    parts = [part.to(device) for part in (*train, *test)]
+    return Images(name, *parts, count, mean.to(device), std.to(device))
 
 
 def download(name: str, root: str | Path = "data") -> Arrays:
-    """Return a data set of PUBLISHED below `root`, after downloading and unpacking what is missing.
-
-    Raises UserError if it cannot be had or read.
-    """
+    """Return a data set of PUBLISHED below `root`, after downloading what is missing; UserError if it cannot be had."""
     place = Path(root) / name
     with FolderLock(place):  # runs of a sweep may ask for the same data at the same time
         try:
@@ -101,55 +90,49 @@ def download(name: str, root: str | Path = "data") -> Arrays:
                 with written_aside(unpacked, durable=False) as aside:
                     files.download_and_extract_archive(TINY_IMAGENET, place, aside, md5=TINY_IMAGENET_MD5)
         except Exception as error:  # of the network, the disk, or a damaged archive
-            raise UserError(
-                f"{name} cannot be had ({first_line(error)}): run again, delete {place} to download it again, or name a "
-                "folder that has it with data.folder=FOLDER"
-            ) from error
+            remedy = f"run again, delete {place} to download it again, or set data.folder=FOLDER to one that has it"
+            raise UserError(f"{name} cannot be had ({first_line(error)}): {remedy}") from error
         return _read(name, unpacked, Path(root))
-
-
-def _existing(folder: str | Path) -> Path:
-    place = Path(folder).expanduser()
-    if not place.is_dir():
-        raise UserError(f"{folder} does not exist: name the folder of the images with data.folder=FOLDER")
-    return place
 
 
 def _shipped(folder: str | Path | None) -> Arrays:
     if folder is not None:
-        raise UserError(
-            f"data.folder={folder}: fashion_mnist ships with the code and reads no folder; for your own pictures "
-            "add data=image_folder, for all of Fashion-MNIST data=fashion_mnist_full"
-        )
+        others = "your own pictures need data=image_folder, all of Fashion-MNIST data=fashion_mnist_full"
+        raise UserError(f"data.folder={folder}: fashion_mnist is shipped and reads no folder; {others}")
     with np.load(SHIPPED) as stored:
-        images = [stored[f"{part}_images"][:, None] for part in ("train", "test")]
-        labels = [stored[f"{part}_labels"].astype(np.int64) for part in ("train", "test")]
-    return Arrays(images[0], labels[0], images[1], labels[1], classes=10)
+        parts = {key: torch.from_numpy(array) for key, array in stored.items()}
+    splits = [
+        (parts[f"{key}_images"].unsqueeze(1), parts[f"{key}_labels"].long()) for key in ("train", "test")
+    ]
+    return Arrays(*splits, classes=10)
 
 
-def _read(name: str, folder: Path, root: Path) -> Arrays:
-    """Return the published data set that a folder holds, as torchvision unpacks it or as class folders."""
+def _read(name: str, folder: Path, root: Path, image_size: int | None = None, channels: int = 3) -> Arrays:
+    """Return the data set that a folder holds; `image_size` and `channels` are those of "image_folder"."""
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{folder} does not exist: name the folder of the images with data.folder=FOLDER")
     if name == "tiny_imagenet" and (inner := folder / "tiny-imagenet-200").is_dir():
         folder = inner
     if name in TORCHVISION and not (name in AS_CLASS_FOLDERS and (folder / "train").is_dir()):
         return read_published(name, folder)
+    if name == "image_folder":
+        return read_class_folders(folder, image_size, channels, root / "decoded")
     classes, size = AS_CLASS_FOLDERS[name]
-    arrays = read_class_folders(folder, image_size=size, channels=3, cache=root / "decoded")
+    arrays = read_class_folders(folder, size, 3, root / "decoded")
     if (found := arrays.classes) != classes:
-        raise UserError(
-            f"{folder} has {found} class folders in train, {name} has {classes}: use data=image_folder"
-        )
+        wrong = f"{folder} has {found} class folders in train, {name} has {classes}"
+        raise UserError(f"{wrong}: use data=image_folder")
     return arrays
 
 
-def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:
-    """Return the sorted positions of the first `count` images of every class. Raises UserError if a class has fewer."""
-    chosen = [np.flatnonzero(labels == label)[:count] for label in np.unique(labels)]
-    if (fewest := min(map(len, chosen))) < count:
-        raise UserError(
-            f"a class has {fewest} images, {count} were asked for: set data.train_per_class or data.test_per_class lower"
-        )
-    return np.sort(np.concatenate(chosen))
+def _first_of_each_class(labels: Tensor, classes: int, count: int | None) -> Tensor:
+    """Return the sorted positions of the first `count` images (None: all) of each of the first `classes`."""
+    chosen = [(labels == label).nonzero().flatten()[:count] for label in range(classes)]
+    if (fewest := min(map(len, chosen))) < (count or 0):
+        wrong = f"a class has {fewest} images, {count} were asked for"
+        raise UserError(f"{wrong}: set data.train_per_class or data.test_per_class lower")
+    return torch.cat(chosen).sort().values
 
 
 def _with_channels(images: Tensor, channels: int | None) -> Tensor:
@@ -175,18 +158,16 @@ def _with_size(images: Tensor, size: int | None, fit: str) -> Tensor:
 
 
 def main() -> None:
-    """Download published data sets ahead of training; exit with code 2 if one could not be had or read."""
+    """Download published data sets ahead of training; end with code 2 if one could not be had or read."""
     parser = argparse.ArgumentParser(description="Download image data ahead of training.")
     parser.add_argument("names", nargs="+", choices=PUBLISHED, metavar="NAME", help=", ".join(PUBLISHED))
     parser.add_argument("--root", default="data", help="folder of the data (run.data_root)")
     options = parser.parse_args()
-    for name in options.names:
-        try:
+    with clean_exit():
+        for name in options.names:
             arrays = download(name, options.root)
-        except UserError as error:
-            print_error(error)
-            sys.exit(2)
-        print(f"{name}: {len(arrays.train_labels):,} training and {len(arrays.test_labels):,} test images")
+            train, test = (len(labels) for _, labels in (arrays.train, arrays.test))
+            print(f"{name}: {train:,} training and {test:,} test images")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ def evaluate(
     """Return the accuracy on the whole test set and, in `class_incremental`, on the classes seen so far.
 
     With `replay`, also on the new classes of the phase and, from phase 1 on, on the old ones. train: also on the training
-    images of the phase, with the labels that it gives them. boundary: also what is measured once after each boundary,
-    `reestimated` accuracies and, with run.curvature, the norm of the Hessian.
+    images of the phase, with its labels. boundary: also `reestimated` and, with run.curvature, the norm of the Hessian.
     """
     labels, phase = curriculum.images.test_labels, curriculum.phase
     hits = _hits(net, curriculum, torch.arange(len(labels), device=labels.device), labels, test=True)
@@ -41,16 +40,16 @@ def evaluate(
         result |= reestimated(net, curriculum)
         if curriculum.cfg.run.curvature:
             draw = generator(curriculum.cfg.seed, "curvature", phase.index)
-            norm = curvature(net.train(), *curriculum.probe(), cross_entropy, generator=draw)
-            result["hessian_norm"] = norm
+            probe = curriculum.probe()
+            result["hessian_norm"] = curvature(net.train(), *probe, cross_entropy, generator=draw)
     return result
 
 
 def reestimated(net: nn.Module, curriculum: Curriculum) -> dict[str, float]:
     """Return the values of `evaluate` as `reestimated_<name>`, with statistics of batch norm from one pass over the phase.
 
-    They show what the weights still know: the running statistics are those of the weights before the boundary. Empty for
-    a net without batch norm. The net, its buffers and modes and the random state stay as they were.
+    The running statistics are still those of the weights before the boundary. Empty for a net without batch norm. The net,
+    its buffers and modes and the random state stay as they were.
     """
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules()):
         return {}

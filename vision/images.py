@@ -41,8 +41,8 @@ class Images:
 
         test: use `test_mean` and `test_std`, if they are given.
         """
-        of_tests = test and self.test_mean is not None
-        pair = (self.test_mean, self.test_std) if of_tests else (self.mean, self.std)
+        own = test and self.test_mean is not None
+        pair = (self.test_mean, self.test_std) if own else (self.mean, self.std)
         mean, std = (value.view(1, -1, 1, 1) for value in pair)
         return pictures.to(torch.float32).sub_(255 * mean).mul_(1 / (255 * std))
 
@@ -54,8 +54,7 @@ class Images:
 def pixel_statistics(pictures: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of each channel of uint8 images (n, channels, ...) scaled to [0, 1].
 
-    Both are (channels,) float32 on the CPU, from exact counts. A constant channel gets deviation 1, so that
-    normalisation makes it 0.
+    Both are (channels,) float32 on the CPU, from exact counts. A constant channel gets deviation 1, and becomes 0.
     """
     values = torch.arange(256, dtype=torch.float64) / 255
     counts = [torch.bincount(channel.flatten().cpu(), minlength=256) for channel in pictures.transpose(0, 1)]

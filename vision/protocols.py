@@ -7,11 +7,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import ListConfig
 from torch import Tensor
@@ -21,6 +20,8 @@ from harness.runs.seeding import generator, numpy_generator
 from vision.images import Images
 from vision.official import switches
 
+# The fields of each phase's `PhaseData`, without `index` and `epochs`, and without `labels` where they are the true ones.
+Phases = Iterator[dict[str, Any]]
 Epochs = int | Sequence[int]  # of every phase, or of each
 
 
@@ -54,13 +55,9 @@ class PhaseData:
         """Return the value of a setting, which may have one for each phase."""
         return setting[self.index] if isinstance(setting, ListConfig) else setting
 
-    def to(self, device: torch.device) -> PhaseData:
-        """Return the phase with all tensors on `device`."""
-        return PhaseData(*(v.to(device) if isinstance(v, Tensor) else v for v in vars(self).values()))
-
 
 def make_phases(
-    name: str, images: Images, seed: int, *, splits: str = "ours", **settings: Any
+    name: str, images: Images, seed: int, *, epochs: Epochs = 1, splits: str = "ours", **settings: Any
 ) -> list[PhaseData]:
     """Return all phases of protocol `name`, in order. Settings are those of the function of that name in this file.
 
@@ -70,10 +67,16 @@ def make_phases(
     build = PROTOCOLS[name]
     known = list(inspect.signature(build).parameters)[2:]
     if surplus := settings.keys() - set(known):
-        raise UserError(f"protocol {name} has no setting {min(surplus)!r}: it has {', '.join(known)}")
+        raise UserError(f"protocol {name} has no setting {min(surplus)!r}: it has epochs, {', '.join(known)}")
     if "splits" in known:
         settings["splits"] = splits
-    return [phase.to(images.train_labels.device) for phase in build(images, seed, **settings)]
+    phases, labels, device = [], images.train_labels.cpu(), images.train_labels.device
+    for index, fields in enumerate(build(images, seed, **settings)):
+        fields = {"labels": labels[fields["indices"]]} | fields
+        there = {key: part.to(device) if isinstance(part, Tensor) else part for key, part in fields.items()}
+        length = epochs if isinstance(epochs, int) else epochs[index]
+        phases.append(PhaseData(index, epochs=length, **there))
+    return phases
 
 
 def phase_count(name: str, **settings: Any) -> int:
@@ -83,146 +86,107 @@ def phase_count(name: str, **settings: Any) -> int:
     return counts[0] if counts else 2
 
 
-def warm_start(
-    images: Images, seed: int, *, share: float = 0.1, epochs: Epochs = (1000, 100), splits: str = "ours"
-) -> list[PhaseData]:
-    """Return two phases: a random `share` of the training set, then all of it (paper, Figure 2a)."""
-    return _growing_shares(images, _order(images, seed, "warm_start", splits), [share, 1.0], epochs)
+def warm_start(images: Images, seed: int, *, share: float = 0.1, splits: str = "ours") -> Phases:
+    """Yield two phases: a random `share` of the training set, then all of it (paper, Figure 2a)."""
+    return _growing_shares(_order(images, seed, "warm_start", splits), [share, 1.0])
 
 
 def continual(
-    images: Images,
-    seed: int,
-    *,
-    stages: int = 10,
-    epochs: Epochs = 100,
-    replay: float | None = None,
-    splits: str = "ours",
-) -> list[PhaseData]:
-    """Return `stages` phases: 1/stages of the training set, then 2/stages, ... and all of it (paper, Figure 2b).
+    images: Images, seed: int, *, stages: int = 10, replay: float = 1.0, splits: str = "ours"
+) -> Phases:
+    """Yield `stages` phases: 1/stages of the training set, then 2/stages, ... and all of it (paper, Figure 2b).
 
-    replay: later phases keep only this share of the images that a phase added, always the same ones; None keeps all.
+    replay: later phases keep only this share of the images that a phase added, always the same ones.
     """
     shares = [(stage + 1) / stages for stage in range(stages)]
-    return _growing_shares(images, _order(images, seed, "continual", splits), shares, epochs, replay)
+    return _growing_shares(_order(images, seed, "continual", splits), shares, replay)
 
 
 def class_incremental(
-    images: Images,
-    seed: int,
-    *,
-    stages: int = 20,
-    epochs: Epochs = 100,
-    replay: float | None = None,
-    splits: str = "ours",
-) -> list[PhaseData]:
-    """Return `stages` phases that each add the same number of classes to those before (paper, Figure 2c).
+    images: Images, seed: int, *, stages: int = 20, replay: float | None = None, splits: str = "ours"
+) -> Phases:
+    """Yield `stages` phases that each add the same number of classes to those before (paper, Figure 2c).
 
     The seed gives the order of the classes. If `stages` does not divide their number, the first phases add one more.
     replay: later phases keep only this share of the images of each class, always the same ones; None keeps all.
     """
     if stages > images.classes:
-        raise UserError(
-            f"protocol.stages={stages} is more than the {images.classes} classes of {images.name}"
-        )
+        raise UserError(f"protocol.stages={stages}: {images.name} has only {images.classes} classes")
     if splits == "official":
         order = switches.orders(images, seed)[1]
     else:
         order = numpy_generator(seed, "class_incremental").permutation(images.classes)
-    labels, result = images.train_labels.cpu(), []
+    labels, parts = images.train_labels.cpu(), torch.from_numpy(order).tensor_split(stages)
     stays = torch.zeros(len(labels), dtype=torch.bool)
-    parts = np.array_split(order, stages)
-    for index, length in enumerate(_epochs(epochs, stages)):
-        seen = torch.from_numpy(np.sort(np.concatenate(parts[: index + 1])))
+    for index, part in enumerate(parts):
+        seen, new = torch.cat(parts[: index + 1]).sort().values, part.sort().values
         chosen = torch.isin(labels, seen).nonzero().flatten()
         # data sets may be sorted by class, and plasticity is measured on the first images
         chosen = chosen[torch.randperm(len(chosen), generator=generator(seed, "class_incremental", index))]
-        new = None
         if replay is not None:
-            new = torch.from_numpy(np.sort(parts[index]))
             chosen = chosen[torch.isin(labels[chosen], new) | stays[chosen]]
             for label in new.tolist():
                 of_class = chosen[labels[chosen] == label]
                 stays[of_class[: round(replay * len(of_class))]] = True
-        result.append(PhaseData(index, f"{len(seen)} classes", chosen, labels[chosen], length, seen, new))
-    return result
+        fields = {"name": f"{len(seen)} classes", "indices": chosen, "seen": seen}
+        yield fields if replay is None else fields | {"new": new}
 
 
-def random_label(
-    images: Images, seed: int, *, tasks: int = 20, count: int = 1000, epochs: Epochs = 30
-) -> list[PhaseData]:
-    """Return `tasks` phases, each with `count` new images and random labels to memorise; train accuracy is measured.
+def random_label(images: Images, seed: int, *, tasks: int = 20, count: int = 1000) -> Phases:
+    """Yield `tasks` phases, each with `count` new images and random labels to memorise; train accuracy is measured.
 
     Lyle et al. 2023, Kumar et al. 2023. Images are taken from one shuffle of the training set after another. If fewer
     than `count` are left of a shuffle, they are not used.
     """
-    result = []
-    for index, length in enumerate(_epochs(epochs, tasks)):
+    for index in range(tasks):
         chosen = _fresh(images, seed, "random_label", index, count)
         labels = _random_labels(images, seed, "random_label", index, count)
-        result.append(PhaseData(index, f"task {index + 1}", chosen, labels, length))
-    return result
+        yield {"name": f"task {index + 1}", "indices": chosen, "labels": labels}
 
 
-def label_noise(
-    images: Images, seed: int, *, noisy: int = 3000, clean: int = 5000, epochs: Epochs = (30, 30)
-) -> list[PhaseData]:
-    """Return two phases: random labels of `noisy` images (train accuracy), then true ones of `clean` (test accuracy).
+def label_noise(images: Images, seed: int, *, noisy: int = 3000, clean: int = 5000) -> Phases:
+    """Yield two phases: random labels of `noisy` images (train accuracy), then true ones of `clean` (test accuracy).
 
     Both take the first images of the same shuffle, so the smaller set is part of the larger one.
     """
     first, second = (_fresh(images, seed, "label_noise", 0, count) for count in (noisy, clean))
-    labels, lengths = _random_labels(images, seed, "label_noise", 0, noisy), _epochs(epochs, 2)
-    true = images.train_labels.cpu()[second]
-    return [
-        PhaseData(0, "random labels", first, labels, lengths[0]),
-        PhaseData(1, "true labels", second, true, lengths[1]),
-    ]
+    labels = _random_labels(images, seed, "label_noise", 0, noisy)
+    yield {"name": "random labels", "indices": first, "labels": labels}
+    yield {"name": "true labels", "indices": second}
 
 
-def permuted(
-    images: Images, seed: int, *, tasks: int = 10, count: int | None = None, epochs: Epochs = 10
-) -> list[PhaseData]:
-    """Return `tasks` phases, each with a new order of the pixels of all images; test accuracy is measured.
+def permuted(images: Images, seed: int, *, tasks: int = 10, count: int | None = None) -> Phases:
+    """Yield `tasks` phases, each with a new order of the pixels of all images; test accuracy is measured.
 
     Each phase has `count` images, chosen as in `random_label`; None takes the whole training set.
     """
-    labels, result = images.train_labels.cpu(), []
-    for index, length in enumerate(_epochs(epochs, tasks)):
-        chosen = _fresh(images, seed, "permuted", index, count or len(labels))
+    for index in range(tasks):
+        chosen = _fresh(images, seed, "permuted", index, count or len(images.train_labels))
         order = torch.randperm(images.image_size**2, generator=generator(seed, "pixels", index))
-        part = PhaseData(index, f"order {index + 1}", chosen, labels[chosen], length, permutation=order)
-        result.append(part)
-    return result
+        yield {"name": f"order {index + 1}", "indices": chosen, "permutation": order}
 
 
-PROTOCOLS: dict[str, Callable[..., list[PhaseData]]] = {
+PROTOCOLS: dict[str, Callable[..., Phases]] = {
     build.__name__: build
     for build in (warm_start, continual, class_incremental, random_label, label_noise, permuted)
 }
 
 
-def _growing_shares(
-    images: Images, order: Tensor, shares: list[float], epochs: Epochs, replay: float | None = None
-) -> list[PhaseData]:
-    """Return one phase for each of the rising `shares` of the images, which are taken in the given order."""
-    labels, result = images.train_labels.cpu(), []
+def _growing_shares(order: Tensor, shares: list[float], replay: float = 1.0) -> Phases:
+    """Yield a phase for each of the rising `shares` of the images, which are taken in the given order."""
     stays, end = order[:0], 0
-    for index, (share, length) in enumerate(zip(shares, _epochs(epochs, len(shares)), strict=True)):
+    for share in shares:
         start, end = end, max(1, round(share * len(order)))
-        chosen = torch.cat([stays, order[start:end]])
-        kept = (end - start) if replay is None else round(replay * (end - start))
-        stays = torch.cat([stays, order[start : start + kept]])
-        result.append(PhaseData(index, f"{share:.0%} of the data", chosen, labels[chosen], length))
-    return result
+        added = order[start:end]
+        yield {"name": f"{share:.0%} of the data", "indices": torch.cat([stays, added])}
+        stays = torch.cat([stays, added[: round(replay * len(added))]])
 
 
 def _order(images: Images, seed: int, purpose: str, splits: str = "ours", number: int = 0) -> Tensor:
     """Return an order of the training images, (n,) int64: shuffle `number` of this purpose, or the official one."""
     if splits == "official":
         return torch.from_numpy(switches.orders(images, seed)[0])
-    order = numpy_generator(seed, purpose, number).permutation(len(images.train_labels))
-    return torch.from_numpy(order.astype(np.int64))
+    return torch.from_numpy(numpy_generator(seed, purpose, number).permutation(len(images.train_labels)))
 
 
 def _fresh(images: Images, seed: int, purpose: str, index: int, count: int) -> Tensor:
@@ -236,7 +200,3 @@ def _fresh(images: Images, seed: int, purpose: str, index: int, count: int) -> T
 
 def _random_labels(images: Images, seed: int, purpose: str, index: int, count: int) -> Tensor:
     return torch.randint(images.classes, (count,), generator=generator(seed, f"{purpose}_labels", index))
-
-
-def _epochs(epochs: Epochs, count: int) -> list[int]:
-    return [epochs] * count if isinstance(epochs, int) else list(epochs)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from torch import Tensor
 from tqdm import tqdm
 
 from fire_core.errors import UserError, first_line, shown
@@ -24,12 +25,10 @@ FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
 
 
 class Arrays(NamedTuple):
-    """A data set in memory: uint8 images (n, channels, height, width) and int64 labels (n,)."""
+    """A data set as it was read: of both splits, uint8 images (n, channels, height, width) and int64 labels (n,)."""
 
-    train_images: np.ndarray
-    train_labels: np.ndarray
-    test_images: np.ndarray
-    test_labels: np.ndarray
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
     classes: int
 
 
@@ -42,18 +41,17 @@ def read_published(name: str, folder: Path, *, download: bool = False) -> Arrays
     try:
         train, test = (data_set(folder, train=part, download=download) for part in (True, False))
     except Exception as error:  # of any type where a file of Fashion-MNIST is damaged
-        raise UserError(
-            f"{shown(folder)} does not hold {name} as torchvision unpacks it ({first_line(error)})"
-        ) from error
-    arrays = []
+        wrong = f"{shown(folder)} does not hold {name} as torchvision unpacks it"
+        raise UserError(f"{wrong} ({first_line(error)})") from error
+    splits = []
     for split in (train, test):
-        pictures = np.asarray(split.data)
-        pictures = pictures[:, None] if pictures.ndim == 3 else pictures.transpose(0, 3, 1, 2)
-        arrays += [pictures, np.asarray(split.targets, np.int64)]
-    return Arrays(*arrays, len(train.classes))
+        pictures = torch.as_tensor(split.data)  # CIFAR's have their colours last
+        pictures = pictures.unsqueeze(1) if pictures.ndim == 3 else pictures.movedim(3, 1)
+        splits.append((pictures, torch.as_tensor(split.targets)))
+    return Arrays(*splits, len(train.classes))
 
 
-def read_class_folders(folder: Path, *, image_size: int | None, channels: int, cache: Path) -> Arrays:
+def read_class_folders(folder: Path, image_size: int | None, channels: int, cache: Path) -> Arrays:
     """Return the images of `folder`/{train,test}/<class>/, in the order of torchvision's ImageFolder.
 
     The test folder may be called `val` or `valid`, and may be that of Tiny ImageNet, whose labels are in a file. Images are
@@ -69,16 +67,15 @@ def read_class_folders(folder: Path, *, image_size: int | None, channels: int, c
             for path, label in chain(*listings)
         ]
     except OSError as error:
-        raise UserError(
-            f"{shown(folder)} must hold train/<class>/ and test/<class>/ folders of images ({first_line(error)})"
-        ) from error
+        wrong = f"{shown(folder)} must hold train/<class>/ and test/<class>/ folders of images"
+        raise UserError(f"{wrong} ({first_line(error)})") from error
     name = fingerprint([files, image_size, channels], 24)
     with FolderLock(cache):  # runs of a sweep may ask for the same pictures at the same time
         if not (path := cache / f"{name}.pt").is_file():
             parts = _decode_all(listings, image_size, channels)
             checkpoints.save(cache, 0, {"parts": parts}, name=name)
         parts = checkpoints.load(path, remedy="delete it, and the pictures are decoded again")["parts"]
-    return Arrays(*(part.numpy() for part in parts), len(train.classes))
+    return Arrays(tuple(parts[:2]), tuple(parts[2:]), len(train.classes))
 
 
 def _test_samples(folder: Path, numbers: dict[str, int]) -> list[tuple[str, int]]:
@@ -93,9 +90,7 @@ def _test_samples(folder: Path, numbers: dict[str, int]) -> list[tuple[str, int]
     raise FileNotFoundError("no folder test, val or valid has the classes of train")
 
 
-def _decode_all(
-    listings: list[list[tuple[str, int]]], image_size: int | None, channels: int
-) -> list[torch.Tensor]:
+def _decode_all(listings: list[list[tuple[str, int]]], image_size: int | None, channels: int) -> list[Tensor]:
     """Return training images, their labels, test images and their labels."""
     side = image_size or min(_open(listings[0][0][0], channels).size)
     parts = []
@@ -121,7 +116,5 @@ def _open(path: str, channels: int) -> Image.Image:
                 raise ValueError("it has more than 8 bits a channel")
             return image.convert("RGB" if channels == 3 else "L")
     except Exception as error:  # Pillow's decoders raise many types
-        raise UserError(
-            f"{shown(path)} cannot be decoded ({first_line(error)}): remove it, or replace it by a {', '.join(FORMATS)} "
-            "of 8 bits a channel"
-        ) from error
+        remedy = f"remove it, or replace it by a {', '.join(FORMATS)} of 8 bits a channel"
+        raise UserError(f"{shown(path)} cannot be decoded ({first_line(error)}): {remedy}") from error

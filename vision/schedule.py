@@ -1,6 +1,6 @@
 """The data of a run, phase after phase: batches, what is measured on, and the learning rate of each epoch.
 
-Every batch is a pure function of the seed and its place in the run, so a resumed run asks for the same batches again.
+Every batch is a pure function of the seed and its place in the run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
+from torch.optim import Optimizer
 
 from harness.runs.seeding import generator
 from harness.transfer import send
@@ -34,9 +35,8 @@ class Curriculum:
         self.phases = make_phases(**cfg.protocol, images=self.images, seed=cfg.seed, splits=cfg.splits)
         self.cfg, self.at = cfg, at
         epochs = [(phase, epoch) for phase in self.phases for epoch in range(phase.epochs)]
-        first = self.phases[0].epochs
+        first, self.schedule = self.phases[0].epochs, []
         count = first + part_of(cfg, len(epochs) - first)
-        self.schedule = []
         for number, (phase, epoch) in enumerate(epochs[:count], 1):
             last = epoch + 1 == phase.epochs or number == count
             tested = last or (epoch + 1) % phase.own(cfg.eval_every) == 0
@@ -55,9 +55,8 @@ class Curriculum:
         batches = self._indices(phase, epoch, seed_of(self.cfg, phase.index))
         for number, batch in enumerate(batches[start:], start):
             done = (epoch + number / len(batches)) / phase.epochs
-            yield make_batch(
-                self.images, phase, *pick(self.phases, phase, batch, done, self.cfg.gradual or 0.0)
-            )
+            chosen = pick(self.phases, phase, batch, done, self.cfg.gradual or 0.0)
+            yield make_batch(self.images, phase, *chosen)
 
     def __call__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self._indices(self.phase, -1, self.cfg.seed):
@@ -70,20 +69,17 @@ class Curriculum:
 
     def test_inputs(self, count: int) -> Tensor:
         """Return the last `count` test images, for official variants of methods."""
-        last = torch.arange(len(self.images.test_labels), device=self.images.test_labels.device)[-count:]
-        return make_batch(self.images, self.phase, last, test=True)[0]
+        every = torch.arange(len(self.images.test_labels), device=self.images.test_labels.device)
+        return make_batch(self.images, self.phase, every[-count:], test=True)[0]
 
     def last_inputs(self, count: int) -> Iterator[Tensor]:
         """Yield the last batches of images of the phase before, `count` images or more, for official variants of methods."""
-        phase = self.phases[self.at["phase"] - 1]
-        for batch in self._indices(phase, phase.epochs - 1, self.cfg.seed)[
-            -(count // self.cfg.batch_size + 2) :
-        ]:
+        phase, batches = self.phases[self.at["phase"] - 1], count // self.cfg.batch_size + 2
+        for batch in self._indices(phase, phase.epochs - 1, self.cfg.seed)[-batches:]:
             yield make_batch(self.images, phase, phase.indices[batch])[0]
 
     def _indices(self, phase: PhaseData, epoch: int, seed: int) -> tuple[Tensor, ...]:
-        where = phase.index, epoch, len(phase), self.cfg.batch_size, phase.indices.device
-        return batch_indices(seed, *where)
+        return batch_indices(seed, phase.index, epoch, len(phase), self.cfg.batch_size, phase.indices.device)
 
 
 def make_batch(
@@ -121,10 +117,9 @@ def pick(
 def batch_indices(
     seed: int, phase: int, epoch: int, count: int, batch_size: int, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, ...]:
-    """Return the shuffled batches of one epoch on `device`: int64 positions in [0, count).
+    """Return the shuffled batches of one epoch on `device`: int64 positions in [0, count), each in exactly one batch.
 
-    Each position is in exactly one batch, and the arguments alone determine the batches. The last batch may be smaller;
-    a single left-over image joins the batch before it, because batch norm needs two images.
+    The last batch may be smaller; a single left-over image joins the batch before it, because batch norm needs two.
     """
     order = send(torch.randperm(count, generator=generator(seed, "batches", phase, epoch)), device)
     batches = order.split(batch_size)
@@ -133,9 +128,7 @@ def batch_indices(
     return batches
 
 
-def set_learning_rate(
-    optimizer: torch.optim.Optimizer, cfg: DictConfig, phase: PhaseData, epoch: int
-) -> None:
+def set_learning_rate(optimizer: Optimizer, cfg: DictConfig, phase: PhaseData, epoch: int) -> None:
     """Set the rate of an epoch: a linear rise over `warmup_share` of the phase, then constant; or the official one."""
     factor = min(1.0, (epoch + 1) / max(1, round(phase.own(cfg.warmup_share) * phase.epochs)))
     if cfg.schedule == "official":

@@ -1,7 +1,6 @@
 """The import of torchvision, which works even if its compiled operators cannot be loaded.
 
-The wheel on PyPI is linked to CUDA. With a CPU build of torch, its import fails on an operator that is missing. Nothing here
-uses these operators, so it is enough to declare their names.
+The wheel on PyPI is linked to CUDA. With a CPU build of torch, it misses an operator; its name is declared here, and unused.
 """
 
 import importlib
@@ -20,9 +19,8 @@ def import_torchvision() -> ModuleType:
     try:
         return importlib.import_module("torchvision")
     except ModuleNotFoundError as error:
-        raise UserError(
-            "torchvision is not installed: make install-vision, or pip install -e '.[vision]'"
-        ) from error
+        remedy = "make install-vision, or pip install -e '.[vision]'"
+        raise UserError(f"torchvision is not installed: {remedy}") from error
     except RuntimeError as error:
         if "torchvision::nms" not in str(error):
             raise

@@ -2,8 +2,7 @@
 
 The protocol of Han et al. 2026 (after Machado et al. 2018): frame skip 4 with the maximum of the last two frames, grey,
 resized, stack of 4, no no-op start, no fire on reset, no end at a lost life, at most 27,000 agent steps, and the previous
-executed action repeated for a whole agent step with probability 0.25. The agent clips rewards to their sign, so returns
-remain true scores.
+executed action repeated for a whole agent step with probability 0.25.
 """
 
 from typing import NamedTuple
@@ -27,6 +26,9 @@ SCORES = {
 }
 
 
+COUNTERS = ("executed", "scores", "lengths")  # attributes of `Games`, one number for each
+
+
 class Step(NamedTuple):
     """Result of one step of all n environments."""
 
@@ -39,10 +41,10 @@ class Step(NamedTuple):
 
 
 class Games:
-    """n copies of one game that step together.
+    """n copies of one game that step together, after `reset()`. All randomness comes from `seed`.
 
-    `reset()` starts all of them. Afterwards, an ended episode restarts inside `step`, and its first stack repeats the first
-    frame. All randomness comes from `seed`. `threads` and `grey_last` are for Atari. Raises UserError for an unknown game.
+    An ended episode restarts inside `step`, and its first stack repeats the first frame. `threads` and `grey_last` are for
+    Atari. Raises UserError for an unknown game.
     """
 
     def __init__(
@@ -53,7 +55,6 @@ class Games:
         *,
         seed: int,
         sticky: float = 0.25,
-        stack: int = 4,
         threads: int = 1,
         grey_last: bool = False,
     ):
@@ -63,7 +64,7 @@ class Games:
             self.backend = AtariBackend(game, count, frame_shape, seed, threads, grey_last)
         self.count, self.actions, self.sticky = count, self.backend.actions, sticky
         self.generator = np.random.default_rng([seed, 1])
-        self.observations = np.zeros((count, stack, *frame_shape), np.uint8)
+        self.observations = np.zeros((count, 4, *frame_shape), np.uint8)
         self.executed = np.zeros(count, np.int64)
         self.scores = np.zeros(count)
         self.lengths = np.zeros(count, np.int64)
@@ -92,19 +93,16 @@ class Games:
 
     def state_dict(self) -> dict:
         """Return the exact state as plain values and tensors: game states, stacks, sticky actions, generator."""
-        return {
+        counters = {name: getattr(self, name).tolist() for name in COUNTERS}
+        games = {
             "backend": self.backend.state_dict(),
             "observations": torch.from_numpy(self.observations.copy()),
-            "executed": self.executed.tolist(),
-            "scores": self.scores.tolist(),
-            "lengths": self.lengths.tolist(),
-            "generator": self.generator.bit_generator.state,
         }
+        return counters | games | {"generator": self.generator.bit_generator.state}
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore what `state_dict` returned."""
         self.backend.load_state_dict(state["backend"])
         self.observations[:] = state["observations"].numpy()
-        self.executed = np.array(state["executed"], np.int64)
-        self.scores, self.lengths = np.array(state["scores"]), np.array(state["lengths"], np.int64)
+        for name in COUNTERS:
+            getattr(self, name)[:] = state[name]
         self.generator.bit_generator.state = state["generator"]

@@ -1,7 +1,6 @@
 """Simulators: n copies of an Atari game, or of Catch, that step together and return single frames.
 
-A backend has `actions`, `reset(chosen)`, `step(actions)`, `state_dict` and `load_state_dict`. Stacks and sticky actions are
-added by `rl/dqn/env.py`; rewards are clipped in `rl/dqn/train.py`.
+Stacks and sticky actions are added by `rl/dqn/env.py`; rewards are clipped in `rl/dqn/train.py`.
 """
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 
 from fire_core.errors import UserError, did_you_mean
 
+Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 CATCH = "catch"
 LONGEST = 27_000  # agent steps of an Atari episode
 RESEED_AFTER = 5000  # steps and resets between seeded starts of an emulator: a resume plays them again
@@ -21,19 +21,13 @@ class AtariBackend:
     colour, as the official code does, and the picture turns grey here: one or two of a hundred pixels differ, nearly
     always by 1.
 
-    The vector interface gives no access to the states of emulators, but they are a pure function of start seed, actions and
-    resets. So `state_dict` holds these since the last seeded start, and `load_state_dict` plays them again. After
-    `RESEED_AFTER`, the next episode begins with a seeded start, which takes 0.1 s. Raises UserError for an unknown game.
+    States of emulators cannot be read, but are a pure function of start seed, actions and resets. So `state_dict` holds
+    these since the last seeded start, and `load_state_dict` plays them again. After `RESEED_AFTER`, the next episode begins
+    with a seeded start, which takes 0.1 s. Raises UserError for an unknown game.
     """
 
     def __init__(
-        self,
-        game: str,
-        count: int,
-        frame_shape: tuple[int, int],
-        seed: int,
-        threads: int = 1,
-        grey_last: bool = False,
+        self, game: str, count: int, frame_shape: tuple[int, int], seed: int, threads: int, grey_last: bool
     ):
         import ale_py
 
@@ -43,9 +37,8 @@ class AtariBackend:
         rules = {"frameskip": 4, "maxpool": True, "max_num_frames_per_episode": 4 * LONGEST}
         rules |= {"noop_max": 0, "use_fire_reset": False, "episodic_life": False, "reward_clipping": False}
         rules |= {"repeat_action_probability": 0.0}  # sticky actions are drawn here, for a whole agent step
-        look = {"img_height": frame_shape[0], "img_width": frame_shape[1], "stack_num": 1}
-        look |= {"grayscale": not grey_last}
-        self.games = ale_py.AtariVectorEnv(game, count, num_threads=threads, **look, **rules)
+        rules |= {"img_height": frame_shape[0], "img_width": frame_shape[1], "stack_num": 1}
+        self.games = ale_py.AtariVectorEnv(game, count, num_threads=threads, grayscale=not grey_last, **rules)
         self.actions = int(self.games.single_action_space.n)
         self.starts = [0] * count
         # of each emulator, the actions since its last seeded start: `~action` where a reset followed
@@ -69,13 +62,13 @@ class AtariBackend:
         """Restart the chosen emulators, and return frames (n, h, w), which are 0 for the others."""
         frames = np.zeros((self.count, *self.frame_shape), np.uint8)
         if chosen.any():
-            seeds = [_start_seed(self.seed, int(i), self.starts[i]) for i in np.flatnonzero(chosen)]
-            seed, options = np.array(seeds) if seeded else None, {"reset_mask": chosen}
-            observations, _ = self.games.reset(seed=seed, options=options)
+            places = [[self.seed, i, self.starts[i]] for i in np.flatnonzero(chosen).tolist()]
+            seeds = np.array([int(np.random.SeedSequence(p).generate_state(1)[0] % 2**31) for p in places])
+            observations, _ = self.games.reset(seed=seeds if seeded else None, options={"reset_mask": chosen})
             frames[chosen] = _frames(observations)[chosen]
         return frames
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, actions: np.ndarray) -> Arrays:
         """Return (frames (n, h, w), raw rewards, terminated, truncated); an ended episode gives its last frame."""
         for history, action in zip(self.history, actions.tolist()):
             history.append(action)
@@ -93,9 +86,7 @@ class AtariBackend:
         self.history = [items.tolist() for items in state["history"]]
         lengths = np.array([len(history) for history in self.history])
         self.games.reset(seed=np.arange(self.count))
-        for left in range(
-            lengths.max(), 0, -1
-        ):  # those with fewer steps start later, so that all end together
+        for left in range(lengths.max(), 0, -1):  # those with fewer steps start later: all end together
             self._start(lengths == left, seeded=True)
             items = np.zeros(self.count, np.int64)
             for index in np.flatnonzero(lengths >= left):
@@ -106,19 +97,12 @@ class AtariBackend:
 
 
 def _frames(observations: np.ndarray) -> np.ndarray:
-    """Return grey frames (n, h, w) uint8 from observations (n, 1, h, w), or in colour (n, 1, h, w, 3)."""
+    """Return grey frames (n, h, w) uint8 from observations (n, 1, h, w), or (n, 1, h, w, 3) as OpenCV turns them grey."""
     frames = observations[:, 0]
-    return frames if frames.ndim == 3 else grey(frames)
-
-
-def grey(colours: np.ndarray) -> np.ndarray:
-    """Return the brightness (..., h, w) uint8 of RGB pictures (..., h, w, 3), bit for bit as OpenCV computes it."""
-    red, green, blue = (colours[..., channel].astype(np.uint32) for channel in range(3))
+    if frames.ndim == 3:
+        return frames
+    red, green, blue = np.moveaxis(frames, -1, 0).astype(np.uint32)
     return ((9798 * red + 19235 * green + 3735 * blue + 16384) >> 15).astype(np.uint8)
-
-
-def _start_seed(seed: int, index: int, start: int) -> int:
-    return int(np.random.SeedSequence([seed, index, start]).generate_state(1)[0] % 2**31)
 
 
 class CatchBackend:
@@ -139,8 +123,7 @@ class CatchBackend:
         self.generator = np.random.default_rng(seed)
         self.ball = np.zeros((count, 2), np.int64)  # row, column
         self.paddle = np.zeros(count, np.int64)
-        self.rows = np.arange(frame_shape[0]) * self.size // frame_shape[0]
-        self.columns = np.arange(frame_shape[1]) * self.size // frame_shape[1]
+        self.rows, self.columns = (np.arange(pixels) * self.size // pixels for pixels in frame_shape)
 
     def reset(self, chosen: np.ndarray | None = None) -> np.ndarray:
         """Start new episodes where `chosen` (n,) bool is true (None: everywhere). Return frames (n, h, w) uint8."""
@@ -150,7 +133,7 @@ class CatchBackend:
             self.paddle[index] = self.generator.integers(self.size)
         return self._draw()
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, actions: np.ndarray) -> Arrays:
         """Return (frames (n, h, w), rewards, terminated, truncated); an ended episode gives its last frame."""
         self.paddle = np.clip(self.paddle + actions - 1, 0, self.size - 1)
         self.ball[:, 0] += 1
@@ -160,20 +143,16 @@ class CatchBackend:
         return self._draw(), rewards, terminated, np.zeros(self.count, bool)
 
     def _draw(self) -> np.ndarray:
-        board = np.zeros((self.count, self.size, self.size), np.uint8)
-        board[np.arange(self.count), self.size - 1, self.paddle] = 255
-        board[np.arange(self.count), self.ball[:, 0], self.ball[:, 1]] = 255
+        board, all_games = np.zeros((self.count, self.size, self.size), np.uint8), np.arange(self.count)
+        board[all_games, self.size - 1, self.paddle] = 255
+        board[all_games, *self.ball.T] = 255
         return board[:, self.rows][:, :, self.columns]
 
     def state_dict(self) -> dict:
         """Return positions and generator as plain numbers."""
-        return {
-            "ball": self.ball.tolist(),
-            "paddle": self.paddle.tolist(),
-            "generator": self.generator.bit_generator.state,
-        }
+        positions = {"ball": self.ball.tolist(), "paddle": self.paddle.tolist()}
+        return positions | {"generator": self.generator.bit_generator.state}
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore what `state_dict` returned."""
         self.ball, self.paddle = np.array(state["ball"]), np.array(state["paddle"])
         self.generator.bit_generator.state = state["generator"]

@@ -10,14 +10,15 @@ from fire_core import Attached
 from rl.captured import captured
 from rl.replay import Batch
 
+Slopes = tuple[Tensor, ...]  # the gradients of the trained parameters
+
 
 @dataclass
 class Learner:
     """The networks and the constants of an update.
 
-    target: the network that targets come from. discount: factor of the value one step later. double: whether `net` chooses
-    the next action and `target` only values it. precision: "bf16" runs both networks up to their last layer under bfloat16
-    autocast. compile: whether loss and gradients run as one compiled graph, see `rl.captured`.
+    discount: factor of the value one step later. double: whether `net` chooses the next action and `target` only values it.
+    precision: "bf16" runs both networks up to their last layer under bfloat16 autocast. compile: see `rl.captured`.
     """
 
     net: nn.Module
@@ -34,10 +35,6 @@ class Learner:
     def trained(self) -> list[nn.Parameter]:
         """Return the parameters that an update changes; plasticity injection freezes some."""
         return [parameter for parameter in self.net.parameters() if parameter.requires_grad]
-
-    def copy(self) -> None:
-        """Copy the trained network into the target network."""
-        self.target.load_state_dict(self.net.state_dict())
 
 
 @torch.no_grad()
@@ -71,9 +68,7 @@ def with_actions(batch: Batch, targets: Tensor) -> Tensor:
     return torch.stack([batch.actions.float(), targets], dim=1)
 
 
-def gradients(
-    learner: Learner, trained: list[nn.Parameter], batch: Batch
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+def gradients(learner: Learner, trained: list[nn.Parameter], batch: Batch) -> tuple[Tensor, Tensor, Slopes]:
     """Return loss, mean target and gradients of `trained`, all detached: the part of an update that may be compiled."""
     low = learner.precision == "bf16"
     with torch.autocast(batch.rewards.device.type, torch.bfloat16, enabled=low):

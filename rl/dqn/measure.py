@@ -19,8 +19,8 @@ from rl.replay import Batch
 def measure_network(learner: Learner, probe: Batch) -> dict[str, float]:
     """Return dormant share, feature rank, norms and DfI of the trained network on the transitions `probe`.
 
-    `probe_gradient_norm` is the norm of the gradient of the TD loss on all of them. `dfi_<parameter>` is the mean over the
-    matrices of one stored weight (the taps of a convolution). Raises UserError where a weight is not finite.
+    `probe_gradient_norm` is that of the TD loss on all of them, `dfi_<parameter>` the mean over the matrices of one stored
+    weight (the taps of a convolution). Raises UserError where a weight is not finite.
     """
     net = learner.net
     if not all(bool(parameter.isfinite().all()) for parameter in net.parameters()):
@@ -34,13 +34,11 @@ def measure_network(learner: Learner, probe: Batch) -> dict[str, float]:
     by_parameter: dict[str, list[Tensor]] = {}
     for matrix in find_targets(net).included:
         by_parameter.setdefault(matrix.parameter, []).append(deviation_from_isometry(matrix.matrix(net)))
-    layers = {f"dfi_{name}": float(torch.stack(values).mean()) for name, values in by_parameter.items()}
-    return figures | layers
+    return figures | {f"dfi_{name}": float(torch.stack(each).mean()) for name, each in by_parameter.items()}
 
 
 class Window:
-    """Loss, mean target and finished training episodes since the last line of the log. `train_return` is the mean
-    return of the latest line that had episodes."""
+    """Loss, mean target and training episodes since the last line of the log; `train_return` is the last mean return."""
 
     def __init__(self) -> None:
         self.episodes: list[tuple[float, int]] = []
@@ -53,9 +51,7 @@ class Window:
         self.count += 1
 
     def close(self, step: int, net: nn.Module) -> dict[str, float]:
-        """Return the averages of the window and the gradient norm of its last update, and start a new window.
-
-        Raises UserError if the loss is not finite."""
+        """Return the averages and the last gradient norm, and start a new window; UserError if the loss is not finite."""
         figures: dict[str, float] = {"train_episodes": len(self.episodes)}
         if self.episodes:
             scores, lengths = zip(*self.episodes)
@@ -81,11 +77,9 @@ class Window:
 
 def brief(figures: dict[str, float], window: Window) -> str:
     """Return the measurements as one line for the terminal."""
-    training = "" if window.train_return is None else f"training episodes {window.train_return:.2f}, "
+    line = "" if window.train_return is None else f"training episodes {window.train_return:.2f}, "
     unfinished = f", {figures['eval_unfinished']} unfinished" if figures.get("eval_unfinished") else ""
-    line = (
-        f"{training}evaluation {figures['eval_return']:.2f} ({figures['eval_episodes']} episodes{unfinished})"
-    )
+    line += f"evaluation {figures['eval_return']:.2f} ({figures['eval_episodes']} episodes{unfinished})"
     if "dormant_share" in figures:
         line += f", dormant {figures['dormant_share']:.0%}, feature rank {figures['feature_rank']:.0f}"
     return line

@@ -9,8 +9,7 @@ from fire_core.errors import UserError
 
 
 class ActionValues(nn.Linear):
-    """The last layer. It keeps the precision of its weights under autocast, because in bfloat16 a value of 9 has a
-    resolution of only 1/16."""
+    """The last layer, in the precision of its weights under autocast: in bfloat16 a value of 9 has a resolution of 1/16."""
 
     is_head = True
 
@@ -23,7 +22,7 @@ class DQN(nn.Module):
     """Action values of image stacks (Mnih et al. 2015). All weights are Xavier-uniform, biases zero.
 
     frame_shape: (height, width). convolutions: (channels, kernel, stride) of each, all followed by a ReLU. hidden: width
-    of the hidden layer. stack: frames in an observation. `encoder` is the convolutional part and `head` the rest, for
+    of the hidden layer. `encoder` is the convolutional part and `head` the rest, for
     methods that replace the head. Raises UserError if the frames are too small for the convolutions.
     """
 
@@ -33,19 +32,17 @@ class DQN(nn.Module):
         frame_shape: tuple[int, int] = (84, 84),
         convolutions: Sequence[tuple[int, int, int]] = ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
         hidden: int = 512,
-        stack: int = 4,
     ):
         super().__init__()
         layers: list[nn.Module] = []
-        channels, height, width = stack, *frame_shape
+        channels, height, width = 4, *frame_shape
         for out_channels, kernel, stride in convolutions:
             layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU()]
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
             channels = out_channels
         if min(height, width) < 1:
-            raise UserError(
-                f"env.frame_size={min(frame_shape)} is too small for network.convolutions={convolutions}"
-            )
+            size = min(frame_shape)
+            raise UserError(f"env.frame_size={size} is too small for network.convolutions={convolutions}")
         self.encoder = nn.Sequential(*layers, nn.Flatten())
         features = nn.Linear(channels * height * width, hidden)
         self.head = nn.Sequential(features, nn.ReLU(), ActionValues(hidden, actions))
@@ -55,5 +52,5 @@ class DQN(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Return action values (B, actions) of stacks (B, stack, height, width), uint8 or float from 0 to 255."""
+        """Return action values (B, actions) of stacks (B, 4, height, width), uint8 or float from 0 to 255."""
         return self.head(self.encoder(observations.to(next(self.parameters()).dtype) / 255.0))

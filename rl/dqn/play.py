@@ -17,40 +17,34 @@ from rl.evaluate import play_episodes, play_steps
 
 def make_games(cfg: DictConfig, purpose: str, position: int = 0) -> Games:
     """Return new games, for training or for another `purpose`; their seed depends on the purpose and its position."""
-    return Games(
-        cfg.env.game,
-        cfg.env.environments,
-        (cfg.env.frame_size, cfg.env.frame_size),
-        seed=derive(cfg.seed, purpose, position) % 2**31,
-        sticky=cfg.env.sticky,
-        threads=cfg.run.emulator_threads,
-        grey_last=cfg.compat == "official",
-    )
+    size, seed = cfg.env.frame_size, derive(cfg.seed, purpose, position) % 2**31
+    how = {
+        "sticky": cfg.env.sticky,
+        "threads": cfg.run.emulator_threads,
+        "grey_last": cfg.compat == "official",
+    }
+    return Games(cfg.env.game, cfg.env.environments, (size, size), seed=seed, **how)
 
 
 def act(
-    net: nn.Module,
-    observations: np.ndarray,
-    exploring: float,
-    actions: int,
-    stream: np.random.Generator,
-    device: torch.device,
-    compat: str,
+    cfg: DictConfig, net: nn.Module, games: Games, exploring: float, stream: np.random.Generator
 ) -> np.ndarray:
-    """Return epsilon-greedy actions (n,) for stacks (n, stack, h, w). With compat=official, one draw decides for all
-    environments whether they explore."""
-    count = len(observations)
-    draws = stream.random() if compat == "official" else stream.random(count)
-    explore = np.broadcast_to(draws < exploring, count)
-    uniform = stream.integers(actions, size=count)
+    """Return epsilon-greedy actions (n,) for the present observations of `games`.
+
+    With compat=official, one draw decides for all environments whether they explore.
+    """
+    draws = stream.random() if cfg.compat == "official" else stream.random(games.count)
+    explore = np.broadcast_to(draws < exploring, games.count)
+    uniform = stream.integers(games.actions, size=games.count)
     if explore.all():
         return uniform
     with torch.no_grad():
-        best = net(send(torch.from_numpy(observations), device)).argmax(dim=1).cpu().numpy()
+        stacks = send(torch.from_numpy(games.observations), next(net.parameters()).device)
+        best = net(stacks).argmax(dim=1).cpu().numpy()
     return np.where(explore, uniform, best)
 
 
-def evaluate(cfg: DictConfig, net: nn.Module, device: torch.device, position: int) -> dict[str, float]:
+def evaluate(cfg: DictConfig, net: nn.Module, position: int) -> dict[str, float]:
     """Return the scores of the current policy in new games: greedy except for a share `eval_epsilon` of random actions.
 
     The training games and their streams are not touched; the streams here depend on the seed and `position` alone.
@@ -58,8 +52,8 @@ def evaluate(cfg: DictConfig, net: nn.Module, device: torch.device, position: in
     games = make_games(cfg, "evaluation", position)
     stream = numpy_generator(cfg.seed, "evaluation", position)
 
-    def policy(observations: np.ndarray) -> np.ndarray:
-        return act(net, observations, cfg.eval_epsilon, games.actions, stream, device, cfg.compat)
+    def policy(_: np.ndarray) -> np.ndarray:
+        return act(cfg, net, games, cfg.eval_epsilon, stream)
 
     if cfg.compat == "official":
         result = play_steps(games, policy, cfg.eval_steps)
@@ -77,11 +71,6 @@ def random_play(cfg: DictConfig) -> dict[str, float]:
 
     Their episodes end where those of training do, and not at `eval_max_steps`.
     """
-    games = make_games(cfg, "random")
-    stream = numpy_generator(cfg.seed, "random")
-
-    def policy(observations: np.ndarray) -> np.ndarray:
-        return stream.integers(games.actions, size=len(observations))
-
-    result = play_episodes(games, policy, cfg.random_episodes, LONGEST)
+    games, stream, count = make_games(cfg, "random"), numpy_generator(cfg.seed, "random"), cfg.random_episodes
+    result = play_episodes(games, lambda o: stream.integers(games.actions, size=len(o)), count, LONGEST)
     return {"random_return": result.mean, "random_return_std": float(np.std(result.returns))}

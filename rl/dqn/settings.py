@@ -63,35 +63,26 @@ def check(cfg: DictConfig) -> None:
     if not layers or any(len(layer) != 3 for layer in layers):
         raise UserError(f"network.convolutions={layers}: give [channels, kernel, stride] for each")
     if not cfg.learning_starts < cfg.midpoint < cfg.total_steps:
-        raise UserError(
-            f"midpoint={cfg.midpoint} must lie after learning_starts={cfg.learning_starts} and before "
-            f"total_steps={cfg.total_steps}"
-        )
+        between = f"after learning_starts={cfg.learning_starts} and before total_steps={cfg.total_steps}"
+        raise UserError(f"midpoint={cfg.midpoint} must lie {between}")
     counted = ["total_steps", "midpoint", "log_every", "eval_every", "learning_starts", "replay_capacity"]
     counted += ["target_every", "random_episodes", *([] if cfg.compat == "official" else ["eval_episodes"])]
     for name in counted:
         if cfg[name] % n:
-            raise UserError(
-                f"{name}={cfg[name]} must be a multiple of env.environments={n}: all step at once"
-            )
+            wrong = f"{name}={cfg[name]} must be a multiple of env.environments={n}"
+            raise UserError(f"{wrong}: all step at once")
     if cfg.compat == "official" and cfg.eval_steps < n:
         raise UserError(f"eval_steps={cfg.eval_steps} must be at least env.environments={n}")
     updates = cfg.updates_per_transition * n
     if updates < 1 or abs(updates - round(updates)) > 1e-9:
-        raise UserError(
-            f"updates_per_transition={cfg.updates_per_transition} with env.environments={n} gives {updates:g} updates "
-            "a step: it must be a whole number, at least 1"
-        )
+        both = f"updates_per_transition={cfg.updates_per_transition} with env.environments={n}"
+        raise UserError(f"{both} gives {updates:g} updates a step: it must be a whole number, at least 1")
     if cfg.n_step and cfg.n_step * n > cfg.replay_capacity:
-        raise UserError(
-            f"n_step={cfg.n_step}: replay_capacity={cfg.replay_capacity} holds {cfg.replay_capacity // n} steps of each "
-            "game, give at most that"
-        )
+        held = f"replay_capacity={cfg.replay_capacity} holds {cfg.replay_capacity // n} steps of each game"
+        raise UserError(f"n_step={cfg.n_step}: {held}, give at most that")
     if cfg.midpoint % cfg.target_every:
-        raise UserError(
-            f"midpoint={cfg.midpoint} must be a multiple of target_every={cfg.target_every}: "
-            "the target network is copied right before the boundary, so that every method starts from the same one"
-        )
+        wrong = f"midpoint={cfg.midpoint} must be a multiple of target_every={cfg.target_every}"
+        raise UserError(f"{wrong}: the boundary begins with a fresh copy in the target network")
 
 
 DOMAIN = Domain(

@@ -6,6 +6,7 @@
 """
 
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,8 @@ def train(cfg: DictConfig) -> None:
     games = make_games(cfg, "games")
     with seeded(cfg.seed, "init"):
         layout = {"memory_format": torch.channels_last if cfg.channels_last else torch.preserve_format}
-        net, target = (make_net(cfg, games.actions).to(device, **layout) for _ in range(2))
-    target.load_state_dict(net.state_dict())
+        net = make_net(cfg, games.actions).to(device, **layout)
+    target = deepcopy(net)
     learner = Learner(net, target, cfg.discount, bool(cfg.double), cfg.precision, cfg.compile)
     replay, window = make_replay(cfg, device), Window()
     streams = NumpyStreams(cfg.seed, "policy", "replay")
@@ -78,7 +79,7 @@ def train(cfg: DictConfig) -> None:
 
     def test() -> dict[str, float]:
         with treatment.evaluating():
-            return evaluate(cfg, net, device, at["step"])
+            return evaluate(cfg, net, at["step"])
 
     # ------------------------------------------------------------------------------------------ training
     with session:
@@ -97,9 +98,7 @@ def train(cfg: DictConfig) -> None:
 
             # ---------------------------------------------------------------------------------- act
             exploring = epsilon(at["step"], cfg.learning_starts, cfg.epsilon_steps, cfg.epsilon_final)
-            actions = act(
-                net, games.observations, exploring, games.actions, streams["policy"], device, cfg.compat
-            )
+            actions = act(cfg, net, games, exploring, streams["policy"])
             step = games.step(actions)
             frames = step.observations[:, -1], step.final_frames
             replay.add(actions, np.sign(step.rewards), step.terminated, step.truncated, *frames)
@@ -117,7 +116,7 @@ def train(cfg: DictConfig) -> None:
                     window.add(*update(learner, treatment, batch))
                     at["updates"] += 1
                 if at["step"] % cfg.target_every == 0:
-                    learner.copy()
+                    target.load_state_dict(net.state_dict())
 
             # ---------------------------------------------------------------------------------- record
             if at["step"] % cfg.log_every == 0:

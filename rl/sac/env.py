@@ -1,12 +1,10 @@
-"""Continuous-control tasks of gymnasium with a common interface: actions in [-1, 1], action repeat, saved simulator
-state. Our own H1 tasks (h1-walk-v0, h1-walk-primitive-v0, ...) are among them.
-"""
+"""Tasks of gymnasium and our own H1 tasks with a common interface: actions in [-1, 1], action repeat, saved state."""
 
 import sys
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -61,14 +59,11 @@ class Task:
 
         Heights and forces that a task reads are one step of physics older than positions, so all arrays are stored.
         """
-        data = physics(self.environment)
-        return {
-            "seed": self.seed,
-            "observation": torch.from_numpy(self.observation.copy()),
-            "time": data.time,
-            "arrays": {name: torch.from_numpy(array.copy()) for name, array in arrays_of(data).items()},
-            "counters": [getattr(holder, name) for holder, name in counters(self.environment)],
-        }
+        data, observation = physics(self.environment), torch.from_numpy(self.observation.copy())
+        arrays = {name: torch.from_numpy(array.copy()) for name, array in arrays_of(data).items()}
+        counts = [getattr(holder, name) for holder, name in counters(self.environment)]
+        now = {"seed": self.seed, "observation": observation, "time": data.time}
+        return now | {"arrays": arrays, "counters": counts}
 
     def load_state_dict(self, state: dict) -> None:
         """Restore what `state_dict` returned, bit for bit."""
@@ -87,9 +82,8 @@ class Task:
 def open_environment(name: str) -> gymnasium.Env:
     """Return the environment of a registered id. Raises UserError if it cannot be made."""
     say_warnings_once()
-    with warnings.catch_warnings():
-        # Older versions of MuJoCo tasks still run as they are.
-        warnings.simplefilter("ignore", DeprecationWarning)
+    # older versions of MuJoCo tasks still run as they are
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         try:
             return gymnasium.make(name)
         except (ImportError, gymnasium.error.Error) as error:
@@ -98,8 +92,7 @@ def open_environment(name: str) -> gymnasium.Env:
 
 @lru_cache
 def say_warnings_once() -> None:
-    """Print each MuJoCo warning once, as one line. By default MuJoCo prints a block of text per environment and writes
-    a log file into the current folder."""
+    """Print each MuJoCo warning once, as one line. By default MuJoCo prints more, and writes a log where it is started."""
     from rl.sac.humanoid.environment import mujoco
 
     said = lru_cache(maxsize=1000)(lambda text: print(f"MuJoCo: {text}", file=sys.stderr))
@@ -110,16 +103,14 @@ def physics(environment: gymnasium.Env) -> Any:
     """Return the MjData of a MuJoCo environment. Raises UserError for other environments."""
     inner = environment.unwrapped
     if not hasattr(inner, "data"):
-        raise UserError(
-            f"{type(inner).__name__} is not a MuJoCo task, so its state cannot be saved: "
-            "set run.trunk=false run.checkpoint_seconds=1e9 run.checkpoint_steps=0; such a run cannot be resumed"
-        )
+        remedy = "set run.trunk=false run.checkpoint_seconds=1e9 run.checkpoint_steps=0"
+        wrong = f"{type(inner).__name__} is not a MuJoCo task, so its state cannot be saved"
+        raise UserError(f"{wrong}: {remedy}; such a run cannot be resumed")
     return inner.data
 
 
 def arrays_of(data: Any) -> dict[str, np.ndarray]:
-    """Return the writable float64 arrays of MjData by name, without those of constraints, which change their size from
-    step to step and are recomputed before they are read."""
+    """Return the writable float64 arrays of MjData by name, without those of constraints, which each step recomputes."""
     values = {name: getattr(data, name) for name in dir(data) if not name.startswith(("_", "efc_", "iefc_"))}
     arrays = {name: v for name, v in values.items() if isinstance(v, np.ndarray) and v.dtype == np.float64}
     return {name: array for name, array in arrays.items() if array.flags.writeable and array.size}
@@ -134,15 +125,6 @@ def counters(environment: gymnasium.Env) -> list[tuple[Any, str]]:
     return [(layer, name) for layer in layers for name in names if name in vars(layer)]
 
 
-class Moment(NamedTuple):
-    """Result of one step of several tasks, as arrays over the tasks."""
-
-    observations: np.ndarray
-    rewards: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-
-
 class EvaluationTasks:
     """`count` tasks for `rl.evaluate.play_episodes`, which step together and play one episode each.
 
@@ -150,8 +132,7 @@ class EvaluationTasks:
     """
 
     def __init__(self, count: int, name: str, action_repeat: int):
-        self.tasks = [Task(name, action_repeat) for _ in range(count)]
-        self.count = count
+        self.tasks, self.count = [Task(name, action_repeat) for _ in range(count)], count
         self.seeds = list(range(count))
 
     def use_seeds(self, seeds: Sequence[int]) -> None:
@@ -164,12 +145,12 @@ class EvaluationTasks:
         self.ended = np.zeros(self.count, dtype=bool)
         return self.observations.copy()
 
-    def step(self, actions: np.ndarray) -> Moment:
-        """Step every episode that has not ended."""
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Step every episode that has not ended. Return observations, rewards, terminated, truncated of all."""
         rewards = np.zeros(self.count)
         terminated, truncated = np.zeros((2, self.count), bool)
         for index in np.flatnonzero(~self.ended):
             outcome = self.tasks[index].step(actions[index])
             self.observations[index], rewards[index], terminated[index], truncated[index] = outcome
         self.ended |= terminated | truncated
-        return Moment(self.observations.copy(), rewards, terminated, truncated)
+        return self.observations.copy(), rewards, terminated, truncated

@@ -5,6 +5,7 @@ residual blocks normalise before they transform, and hidden layers are He-normal
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,17 +14,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.init import orthogonal_
 
-Draw = torch.Generator | None
 LAYER_NORM_EPSILON = 1e-6
 LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
 # Standard deviation of a unit normal truncated at two standard deviations; dividing by it restores the variance.
 TRUNCATED_STD = 0.87962566103423978
 
 
-def truncated_he_normal_(weight: Tensor, generator: Draw = None) -> Tensor:
+def truncated_he_normal_(weight: Tensor) -> Tensor:
     """Fill `weight` (..., out, in) in place: variance 2 / in, normal truncated at two of its standard deviations."""
     std = math.sqrt(2.0 / weight.shape[-1]) / TRUNCATED_STD
-    return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)
+    return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
 class StackedAffine(torch.autograd.Function):
@@ -41,13 +41,10 @@ class StackedAffine(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        for_x, for_weight, for_bias = ctx.needs_input_grad
-        return (
-            torch.bmm(gradient, weight) if for_x else None,
-            torch.bmm(gradient.mT, x) if for_weight else None,
-            gradient.sum(dim=1) if for_bias else None,
-        )
+        (x, weight), (for_x, for_weight, for_bias) = ctx.saved_tensors, ctx.needs_input_grad
+        of_x = torch.bmm(gradient, weight) if for_x else None
+        of_weight = torch.bmm(gradient.mT, x) if for_weight else None
+        return of_x, of_weight, gradient.sum(dim=1) if for_bias else None
 
 
 class StackedLinear(nn.Module):
@@ -88,13 +85,16 @@ class StackedLayerNorm(nn.Module):
         return torch.addcmul(self.bias.unsqueeze(1), normed, self.weight.unsqueeze(1))
 
 
-def linear(inputs: int, outputs: int, stack: int | None, draw_: Any, generator: Draw) -> nn.Module:
-    """Return a Linear (stack None) or StackedLinear with zero bias and weights that `draw_` fills in place."""
-    layer = nn.Linear(inputs, outputs) if stack is None else StackedLinear(stack, inputs, outputs)
+def linear(inputs: int, outputs: int, stack: int | None, draw_: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Return a Linear (stack None) or StackedLinear with zero bias and weights from `draw_`, which alone draws numbers."""
+    if stack is None:
+        layer: Any = nn.Linear(inputs, outputs, device="meta").to_empty(device=torch.get_default_device())
+    else:
+        layer = StackedLinear(stack, inputs, outputs)
     with torch.no_grad():
         layer.bias.zero_()
         for matrix in layer.weight.view(-1, outputs, inputs):
-            draw_(matrix, generator=generator)
+            draw_(matrix)
     return layer
 
 
@@ -106,38 +106,38 @@ def layer_norm(width: int, stack: int | None) -> nn.Module:
 class ResidualBlock(nn.Module):
     """x + contract(relu(expand(norm(x)))), expansion 4 (SimBa, figure 4)."""
 
-    def __init__(self, width: int, stack: int | None, generator: Draw):
+    def __init__(self, width: int, stack: int | None):
         super().__init__()
         self.norm = layer_norm(width, stack)
-        self.expand = linear(width, 4 * width, stack, truncated_he_normal_, generator)
+        self.expand = linear(width, 4 * width, stack, truncated_he_normal_)
         self.relu = nn.ReLU()
-        self.contract = linear(4 * width, width, stack, truncated_he_normal_, generator)
+        self.contract = linear(4 * width, width, stack, truncated_he_normal_)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.contract(self.relu(self.expand(self.norm(x))))
 
 
-def hidden(width: int, blocks: int, norm: str, stack: int | None, generator: Draw) -> list[nn.Module]:
+def hidden(width: int, blocks: int, norm: str, stack: int | None) -> list[nn.Module]:
     """Return the layers between embedding and output: residual blocks and a LayerNorm, or, where `norm` is "none", a plain
     network: a ReLU after the embedding and after one He-normal layer for each block."""
     if norm == "layer":
-        return [*[ResidualBlock(width, stack, generator) for _ in range(blocks)], layer_norm(width, stack)]
+        return [*[ResidualBlock(width, stack) for _ in range(blocks)], layer_norm(width, stack)]
     layers: list[nn.Module] = [nn.ReLU()]
     for _ in range(blocks):
-        layers += [linear(width, width, stack, truncated_he_normal_, generator), nn.ReLU()]
+        layers += [linear(width, width, stack, truncated_he_normal_), nn.ReLU()]
     return layers
 
 
 class GaussianHead(nn.Module):
     """Two affine maps side by side: features (batch, width) -> (batch, 2 * actions), mean then raw log-deviation.
 
-    The head keeps the precision of its weights under autocast, because the entropy depends on small differences.
+    They keep the precision of their weights under autocast, because the entropy depends on small differences.
     """
 
-    def __init__(self, width: int, actions: int, generator: Draw):
+    def __init__(self, width: int, actions: int):
         super().__init__()
-        self.mean = linear(width, actions, None, orthogonal_, generator)
-        self.log_std = linear(width, actions, None, orthogonal_, generator)
+        self.mean = linear(width, actions, None, orthogonal_)
+        self.log_std = linear(width, actions, None, orthogonal_)
         self.mean.is_head = self.log_std.is_head = True
 
     def forward(self, features: Tensor) -> Tensor:
@@ -154,18 +154,11 @@ class Actor(nn.Module):
     """
 
     def __init__(
-        self,
-        observations: int,
-        actions: int,
-        width: int = 128,
-        blocks: int = 1,
-        generator: Draw = None,
-        norm: str = "layer",
+        self, observations: int, actions: int, width: int = 128, blocks: int = 1, norm: str = "layer"
     ):
         super().__init__()
-        self.embed = linear(observations, width, None, orthogonal_, generator)
-        layers = hidden(width, blocks, norm, None, generator)
-        self.head = nn.Sequential(*layers, GaussianHead(width, actions, generator))
+        self.embed = linear(observations, width, None, orthogonal_)
+        self.head = nn.Sequential(*hidden(width, blocks, norm, None), GaussianHead(width, actions))
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log-deviation of the action before the tanh, (batch, actions) each."""
@@ -177,10 +170,8 @@ class Actor(nn.Module):
 class Critics(nn.Module):
     """`critics` independent action values: (..., batch, observations), (..., batch, actions) -> (..., critics, batch).
 
-    Dimensions before the batch count agents, where one stack holds the critics of several (`rl.sac.stack`).
-
-    The output layer keeps the precision of its weights under autocast: in bfloat16 a value of 80 has a resolution of
-    half a unit, which is coarser than the differences that the critics learn from.
+    Dimensions before the batch count agents, where one stack holds the critics of several (`rl.sac.stack`). The output
+    layer keeps the precision of its weights under autocast: in bfloat16 a value of 80 has a resolution of half a unit.
     """
 
     def __init__(
@@ -190,18 +181,16 @@ class Critics(nn.Module):
         width: int = 512,
         blocks: int = 2,
         critics: int = 2,
-        generator: Draw = None,
         norm: str = "layer",
     ):
         super().__init__()
         self.critics = critics
-        self.embed = linear(observations + actions, width, critics, orthogonal_, generator)
-        layers = hidden(width, blocks, norm, critics, generator)
-        self.head = nn.Sequential(*layers, linear(width, 1, critics, orthogonal_, generator))
+        self.embed = linear(observations + actions, width, critics, orthogonal_)
+        layers = hidden(width, blocks, norm, critics)
+        self.head = nn.Sequential(*layers, linear(width, 1, critics, orthogonal_))
         self.head[-1].full_precision = self.head[-1].is_head = True
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Return the action values (..., critics, batch)."""
         x = torch.cat([observations, actions], dim=-1).unsqueeze(-3)
         x = x.expand(*x.shape[:-3], self.critics, *x.shape[-2:])
         return self.head(self.embed(x.flatten(0, -3))).view(x.shape[:-1])
@@ -215,7 +204,6 @@ class Temperature(nn.Module):
         self.log_alpha = nn.Parameter(torch.tensor(math.log(initial)))
 
     def forward(self) -> Tensor:
-        """Return alpha, 0-d."""
         return self.log_alpha.exp()
 
 

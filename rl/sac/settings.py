@@ -62,9 +62,8 @@ class Sac(Keys):
 def check(cfg: DictConfig) -> None:
     """Raise UserError unless the midpoint lies between the start of learning and the end of the run."""
     if not cfg.learning_starts < cfg.midpoint < cfg.steps:
-        raise UserError(
-            f"midpoint={cfg.midpoint} must lie after learning_starts={cfg.learning_starts} and before steps={cfg.steps}"
-        )
+        between = f"after learning_starts={cfg.learning_starts} and before steps={cfg.steps}"
+        raise UserError(f"midpoint={cfg.midpoint} must lie {between}")
 
 
 DOMAIN = Domain(

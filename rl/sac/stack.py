@@ -1,9 +1,8 @@
 """The passes of several agents at once, for runs that one process trains as a stack (`harness.runs.stack`).
 
-Each agent keeps its networks, optimizers, method, random streams, replay and environment. The two passes of an update,
-which take most of its time, are computed for all agents together: their weights lie in stacks, of which an agent's own are
-views. Numbers differ from those of a single run by rounding. Agents of another shape, as after plasticity injection, form a
-stack of their own.
+The two passes of an update, which take most of its time, are computed for all agents together: their weights lie in stacks,
+of which an agent's own are views. Numbers differ from those of a single run by rounding. Agents of another shape, as after
+plasticity injection, form a stack of their own.
 """
 
 import math
@@ -62,8 +61,7 @@ class Stack:
 
     def holds(self, learners: Sequence[Learner]) -> bool:
         """Return whether these are the learners of this stack, and none has got other weights since."""
-        same = len(learners) == len(self.learners) and all(map(lambda a, b: a is b, learners, self.learners))
-        return same and addresses(learners) == self.addresses
+        return [*map(id, learners)] == [*map(id, self.learners)] and addresses(learners) == self.addresses
 
     def passes(self, stage: int, batches: Sequence[Batch], noises: Sequence[Tensor]) -> list[Pass]:
         """Return (measurements, gradients) of each learner for its batch and noise; views of those of all."""
@@ -72,9 +70,8 @@ class Stack:
             figures, gradients = self.whole.passes[stage](self.whole, batch, torch.stack(noises))
         parts: dict[str, list[tuple[Tensor, ...]]] = {}
         for name, found in gradients.items():
-            shapes = [one.shape for one in self.learners[0].trained[name]]
-            split = [each.view(len(batches), *shape) for each, shape in zip(found, shapes, strict=True)]
-            parts[name] = list(zip(*split))
+            pairs = zip(found, self.learners[0].trained[name], strict=True)
+            parts[name] = list(zip(*(each.view(len(batches), *one.shape) for each, one in pairs)))
         return [
             tuple({name: each[i] for name, each in results.items()} for results in (figures, parts))
             for i in range(len(batches))

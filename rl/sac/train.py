@@ -35,8 +35,7 @@ from harness.transfer import send
 from rl.evaluate import play_episodes
 from rl.replay import FlatReplay
 from rl.sac.env import EvaluationTasks, Task
-from rl.sac.normaliser import RunningNormaliser
-from rl.sac.policy import explore, mean_policy, normalise, on_scale, random_play, stored_batches
+from rl.sac.policy import RunningNormaliser, explore, mean_policy, on_scale, random_play, stored_batches
 from rl.sac.stack import shared_passes
 from rl.sac.update import Learner, actor_pass, build, update
 from rl.sac.worker import InWorker
@@ -89,17 +88,17 @@ def train(cfg: DictConfig) -> None:
     def measure() -> dict[str, float]:
         if not len(replay):
             return {}
-        stored = replay.sample(min(512, len(replay)), numpy_generator(cfg.seed, "probe", at["step"]))
-        batch = normalise(stored, normaliser, device)
+        draws = numpy_generator(cfg.seed, "probe", at["step"])
+        batch = normaliser.batch(replay.sample(min(512, len(replay)), draws, device))
         found = plasticity(learner.actor, batch.observations)
         if session.trigger.measures:
-            shape, draw = (len(stored.rewards), action_size), generator(cfg.seed, "probe", at["step"])
+            shape, draw = (len(batch.rewards), action_size), generator(cfg.seed, "probe", at["step"])
             gradients = actor_pass(learner, batch, torch.randn(shape, generator=draw).to(device))[1]["actor"]
             found["relative_gradient"] = relative_norm(gradients, learner.trained["actor"])
         return found
 
     def test() -> dict[str, float]:
-        count, policy = cfg.eval_episodes, mean_policy(learner, normaliser, device)
+        count, policy = cfg.eval_episodes, mean_policy(learner, normaliser)
         tests.use_seeds([derive(cfg.seed, "evaluation", at["step"], i) % 2**31 for i in range(count)])
         with treatment.evaluating():
             result = play_episodes(tests, policy, count, cfg.eval_limit).summary()
@@ -135,7 +134,7 @@ def train(cfg: DictConfig) -> None:
                 warm_up = numpy_generator(cfg.seed, "warm_up", at["step"])
                 action = warm_up.uniform(-1, 1, action_size).astype(np.float32)
             else:
-                action = explore(learner, normaliser, observation, noise, device)
+                action = explore(learner, normaliser, observation, noise)
             following, reward, terminated, truncated = task.step(action)
             blind = False
             if not official:
@@ -152,7 +151,7 @@ def train(cfg: DictConfig) -> None:
             if at["step"] >= cfg.learning_starts + (not official):
                 draws = numpy_generator(cfg.seed, "replay", at["step"])
                 together = replay.sample(cfg.batch_size * cfg.updates_per_step, draws, device)
-                for batch in normalise(together, normaliser, device).split(cfg.batch_size):
+                for batch in normaliser.batch(together).split(cfg.batch_size):
                     normal = torch.randn((2, cfg.batch_size, action_size), generator=noise)
                     penalty = treatment.penalty()
                     at["last"] = update(learner, batch, send(normal, device), penalty, treatment.before_step)
@@ -188,8 +187,8 @@ def train(cfg: DictConfig) -> None:
 def renew(
     cfg: DictConfig, learner: Learner, normaliser: RunningNormaliser, replay: FlatReplay
 ) -> list[torch.nn.Parameter]:
-    """Copy the critics into their targets, and restart temperature and observation statistics where the settings of the
-    boundary say "renew". Return the parameters that the optimizers must see as changed."""
+    """Copy the critics into their targets, and restart temperature and statistics where the settings of the boundary say
+    "renew". Return the parameters that the optimizers must see as changed."""
     learner.target.load_state_dict(learner.critics.state_dict())  # whether or not a method has changed them
     if cfg.boundary.normaliser == "renew":
         normaliser.load_state_dict(RunningNormaliser(normaliser.mean.size).state_dict())

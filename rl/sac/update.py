@@ -1,8 +1,7 @@
 """One soft actor-critic update (Haarnoja et al. 2018b, with SimBa's order and losses).
 
-Order inside one update: actor with the old critics, temperature, critics with the new actor and the new temperature,
-target critics. All randomness enters through `noise`. Both passes also take the batches of several agents, (agents,
-batch, ...), with networks whose weights are stacks (`rl.sac.stack`); what they return has that dimension, too.
+Its order is actor with the old critics, temperature, critics with the new actor and temperature, target critics. Both passes
+also take the batches of several agents, (agents, batch, ...), with networks whose weights are stacks (`rl.sac.stack`).
 """
 
 from collections.abc import Callable, Iterator
@@ -13,8 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from harness.runs import generator
+from harness.runs import seeded
 from rl.captured import captured
 from rl.replay import Batch
 from rl.sac.network import Actor, Critics, Temperature, sample_action
@@ -27,9 +27,8 @@ Pass = tuple[dict[str, Tensor], dict[str, tuple[Tensor, ...]]]
 class Learner:
     """Networks, optimizers and constants of the updates. `target`, the slow copy of the critics, has no gradients.
 
-    `precision` "bf16" runs the networks up to their output layers under bfloat16 autocast; weights, output layers,
-    losses and optimizers stay float32. "tf32" is a setting of the process, which the script makes. `compile` runs both
-    passes with their gradients through torch.compile, on a GPU as CUDA graphs.
+    `precision` "bf16" runs the networks up to their output layers under bfloat16 autocast; all else stays float32.
+    `compile` runs both passes with their gradients through torch.compile, on a GPU as CUDA graphs.
     """
 
     actor: Actor
@@ -43,15 +42,18 @@ class Learner:
     weight_decay: float
     precision: str = "fp32"
     compile: bool = False
-    optimizers: dict[str, torch.optim.Optimizer] = field(init=False)
+    optimizers: dict[str, Optimizer] = field(init=False)
     trained: dict[str, list[nn.Parameter]] = field(init=False)  # the parameters of each optimizer
 
     def __post_init__(self):
         self.optimizers = self.new_optimizers()
-        device = self.temperature.log_alpha.device
-        self.passes = [captured(f, device) if self.compile else f for f in (actor_pass, critic_pass)]
+        self.passes = [captured(f, self.device) if self.compile else f for f in (actor_pass, critic_pass)]
 
-    def new_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+    @property
+    def device(self) -> torch.device:
+        return self.temperature.log_alpha.device
+
+    def new_optimizers(self) -> dict[str, Optimizer]:
         """Return new optimizers of the present parameters: AdamW for actor and critics, Adam for alpha."""
         self.target.requires_grad_(False)
         # Plasticity injection freezes some parameters.
@@ -64,8 +66,7 @@ class Learner:
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context for the networks in an update."""
-        device = self.temperature.log_alpha.device.type
-        return torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16")
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def nets(self) -> dict[str, nn.Module]:
         """Return all modules with weights by name."""
@@ -74,29 +75,18 @@ class Learner:
 
 def build(cfg: DictConfig, observations: int, actions: int, device: torch.device) -> Learner:
     """Return a learner with newly drawn networks for observations and actions of these lengths."""
-    sizes = (observations, actions)
-    actor_norm, critic_norm = (net.norm or "layer" for net in (cfg.actor, cfg.critic))
-    draw = generator(cfg.seed, "init", "actor")
-    actor = Actor(*sizes, cfg.actor.width, cfg.actor.blocks, draw, actor_norm).to(device)
-    draw, shape = generator(cfg.seed, "init", "critics"), (cfg.critic.width, cfg.critic.blocks)
-    critics = Critics(*sizes, *shape, cfg.critic.count, draw, critic_norm).to(device)
+    sizes, actor, critic = (observations, actions), cfg.actor, cfg.critic
+    with seeded(cfg.seed, "init", "actor"):
+        policy = Actor(*sizes, actor.width, actor.blocks, actor.norm or "layer").to(device)
+    with seeded(cfg.seed, "init", "critics"):
+        shape = critic.width, critic.blocks, critic.count, critic.norm or "layer"
+        critics = Critics(*sizes, *shape).to(device)
     temperature, target_entropy = Temperature(cfg.temperature).to(device), -cfg.target_entropy * actions
-    names = ("discount", "tau", "learning_rate", "weight_decay", "precision", "compile")
-    rest = {name: cfg[name] for name in names}
-    return Learner(actor, critics, deepcopy(critics), temperature, target_entropy=target_entropy, **rest)
-
-
-def critic_target(learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
-    """Return the targets (batch,): r + discount (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s')).
-
-    Truncated transitions bootstrap, terminated ones do not. `noise` (batch, actions) is standard normal.
-    """
-    with torch.no_grad():
-        with learner.autocast():
-            action, log_density = sample_action(*learner.actor(batch.next_observations), noise)
-            lowest = learner.target(batch.next_observations, action).amin(dim=-2)
-        value = lowest - learner.temperature()[..., None] * log_density
-        return batch.rewards + learner.discount * (1 - batch.terminated) * value
+    rest = {
+        name: cfg[name]
+        for name in ("discount", "tau", "learning_rate", "weight_decay", "precision", "compile")
+    }
+    return Learner(policy, critics, deepcopy(critics), temperature, target_entropy=target_entropy, **rest)
 
 
 def actor_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
@@ -111,20 +101,24 @@ def actor_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
     entropy = -log_density.detach().mean(dim=-1)
     temperature_loss = learner.temperature() * (entropy - learner.target_entropy)
     figures = {"actor_loss": loss, "entropy": entropy, "temperature_loss": temperature_loss}
-    gradients = {
-        "actor": torch.autograd.grad(loss.sum(), learner.trained["actor"]),
-        "temperature": torch.autograd.grad(temperature_loss.sum(), learner.trained["temperature"]),
-    }
+    gradients = {"actor": torch.autograd.grad(loss.sum(), learner.trained["actor"])}
+    gradients["temperature"] = torch.autograd.grad(temperature_loss.sum(), learner.trained["temperature"])
     return {name: figure.detach() for name, figure in figures.items()}, gradients
 
 
 def critic_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
-    """Return (measurements, gradients) of the critics. The loss against the soft Bellman target is summed over the
-    critics and averaged over the batch, without a factor 1/2, as in the reference implementation.
+    """Return (measurements, gradients) of the critics: detached and 0-d, the loss and the mean value.
 
-    The measurements are detached and 0-d: the loss, and the mean value.
+    The loss against the targets r + discount (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s')) is summed over the
+    critics and averaged over the batch, without a factor 1/2, as in the reference implementation. Truncated transitions
+    bootstrap, terminated ones do not. `noise` (batch, actions) is standard normal.
     """
-    wanted = critic_target(learner, batch, noise)
+    with torch.no_grad():
+        with learner.autocast():
+            action, log_density = sample_action(*learner.actor(batch.next_observations), noise)
+            lowest = learner.target(batch.next_observations, action).amin(dim=-2)
+        value = lowest - learner.temperature()[..., None] * log_density
+        wanted = batch.rewards + learner.discount * (1 - batch.terminated) * value
     with learner.autocast():
         values = learner.critics(batch.observations, batch.actions)
     loss = (values - wanted.unsqueeze(-2)).square().sum(dim=-2).mean(dim=-1)
@@ -141,11 +135,10 @@ def update(
 ) -> dict[str, Tensor]:
     """Update actor, temperature, critics and target in place. `noise` (2, batch, actions): for actor, for target.
 
-    `penalty`, a sum of one term for each network, is added to the losses of actor and critics. Its gradients are those
-    at the weights before the update, which are the weights that each of both steps starts from. `before_step` is called
-    with "actor" and with "critics", each when the gradients of that network are complete and before its step. They stay
-    in `.grad` until the next update. Returns detached 0-d tensors (losses, entropy, temperature, mean value); nothing is
-    synchronised until they are read. The actor's pass through the critics computes no gradients of their weights.
+    `penalty`, a sum of one term for each network, joins the losses of actor and critics; its gradients are those at the
+    weights that each of both steps starts from. `before_step` is called with "actor" and with "critics", when the gradients
+    of that network are complete; they stay in `.grad` until the next update. Returns detached 0-d tensors (losses, entropy,
+    temperature, mean value); nothing is synchronised until they are read.
     """
     of_actor, of_critics = learner.passes
     for parameters in learner.trained.values():

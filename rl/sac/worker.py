@@ -17,10 +17,9 @@ from harness.runs.stack import others_first
 
 
 class InWorker:
-    """`kind(*arguments)` in a process of its own, which ends with this object.
+    """`kind(*arguments)` in a process of its own, which ends with this object, with its methods and attributes.
 
-    It has the methods and attributes of that object; to read an attribute is a call, too. Until a call returns, the other
-    runs of a stack work. It raises what the method raises, and UserError if the process has ended.
+    Until a call returns, other runs work. It raises what the method raises, and UserError if the process has ended.
     """
 
     def __init__(self, kind: Callable[..., Any], *arguments: Any):
@@ -51,10 +50,9 @@ class InWorker:
             result, error, printed = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             self._process.join()
-            raise UserError(
-                f"the worker process of {self._name} has ended with exit code {self._process.exitcode} (-9 may be want of "
-                "memory): run the same command again to resume, perhaps with workers=false"
-            ) from None
+            end = f"exit code {self._process.exitcode} (-9 may be want of memory)"
+            remedy = "run the same command again to resume, perhaps with workers=false"
+            raise UserError(f"the worker process of {self._name} has ended with {end}: {remedy}") from None
         sys.stderr.write(printed)
         if error is not None:
             raise error

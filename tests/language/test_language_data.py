@@ -41,16 +41,15 @@ def test_token_files_decode_to_the_documents(jsonl, tmp_path):
     assert sorted(found) == sorted(TEXTS)
 
 
-def asked_again(root, out, share=0.2, tokenizer="small", **changes):
-    source = open_source(f"jsonl:{root}/mine.jsonl", validation_share=share, **changes)
-    return prepare(source, tokenizer, out, progress=False)
-
-
 def test_tokens_of_another_text_split_or_tokenizer_are_never_handed_out(jsonl, tmp_path):
-    out = tmp_path / "out"
+    out, other = tmp_path / "out", tmp_path / "other"
     folder = prepare(jsonl, "small", out, progress=False)
-    assert asked_again(tmp_path, out) == folder
-    other = tmp_path / "other"
+
+    def again(root=tmp_path, share=0.2, tokenizer="small", **changes):
+        source = open_source(f"jsonl:{root}/mine.jsonl", validation_share=share, **changes)
+        return prepare(source, tokenizer, out, progress=False)
+
+    assert again() == folder
     other.mkdir()
     (other / "mine.jsonl").write_text((tmp_path / "mine.jsonl").read_text())
     (other / "small.json").write_text((ASSETS / "small_bpe.json").read_text() + "\n")
@@ -61,7 +60,7 @@ def test_tokens_of_another_text_split_or_tokenizer_are_never_handed_out(jsonl, t
         ({"tokenizer": str(other / "small.json")}, "tokenizer_sha256="),
     ):
         with pytest.raises(UserError, match=words):
-            asked_again(**{"root": tmp_path, "out": out} | changes)
+            again(**changes)
 
 
 def test_shipped_text_is_whole_and_no_document_is_in_both_parts():
@@ -121,25 +120,20 @@ def test_tokenizers_know_their_size_and_end_and_cut_nothing_off(tmp_path):
 @pytest.fixture
 def pair(tmp_path):
     """Corpora whose ids tell where they are from: A counts up from 0, B from 1000."""
-    corpora = []
+    tokenizer = {"name": "counting", "vocabulary": 1500, "end_of_text": 0}
     for name, base in (("a", 0), ("b", 1000)):
-        folder = tmp_path / name
-        folder.mkdir()
-        parts = {}
-        for part, length in (("train", 500), ("validation", 100)):
-            ids = base + np.arange(length, dtype=np.uint16)
-            ids.tofile(folder / f"{part}.bin")
-            parts[part] = {"tokens": length}
-        tokenizer = {"name": "counting", "vocabulary": 1500, "end_of_text": 0}
-        manifest = {"name": name, "tokenizer": tokenizer, "dtype": "uint16", "parts": parts}
+        (folder := tmp_path / name).mkdir()
+        lengths = {"train": 500, "validation": 100}
+        for part, length in lengths.items():
+            (base + np.arange(length, dtype=np.uint16)).tofile(folder / f"{part}.bin")
+        manifest = {"name": name, "tokenizer": tokenizer, "dtype": "uint16"}
+        manifest["parts"] = {part: {"tokens": length} for part, length in lengths.items()}
         (folder / "manifest.json").write_text(json.dumps(manifest))
-        corpora.append(open_corpus(folder, block=8, vocabulary=1500))
-    return tuple(corpora)
+    return tuple(open_corpus(tmp_path / name, block=8, vocabulary=1500) for name in "ab")
 
 
-def mixed(pair, share_a: float, **changes) -> Mixture:
-    settings = {"block": 8, "batch_size": 4, "seed": 1, "phase": 1} | changes
-    return Mixture(pair, (share_a, 1 - share_a), **settings)
+def mixed(pair, share_a: float, seed: int = 1) -> Mixture:
+    return Mixture(pair, (share_a, 1 - share_a), block=8, batch_size=4, seed=seed, phase=1)
 
 
 def test_batches_are_windows_shifted_by_one_and_a_pure_function_of_their_position(pair):
@@ -156,13 +150,8 @@ def test_batches_are_windows_shifted_by_one_and_a_pure_function_of_their_positio
 
 def test_every_micro_batch_is_from_one_corpus_in_the_given_shares(pair):
     source = mixed(pair, 0.25)
-    from_a = []
-    for iteration in range(800):
-        inputs, _ = source.batch(iteration, 0)
-        in_a = (inputs < 500).float().mean()
-        assert in_a in (0.0, 1.0)
-        from_a.append(float(in_a))
-    assert abs(sum(from_a) / 800 - 0.25) < 0.06  # four standard deviations
+    from_a = torch.stack([(source.batch(i, 0)[0] < 500).float().mean() for i in range(800)])
+    assert set(from_a.tolist()) == {0.0, 1.0} and abs(from_a.mean() - 0.25) < 0.06  # four standard deviations
     assert all(int(mixed(pair, 1.0).batch(i, 0)[0].max()) < 500 for i in range(50))
     assert source.tokens == 1000 and mixed(pair, 1.0).tokens == 500
 
@@ -191,46 +180,32 @@ def test_jsonl_may_be_packed_and_name_its_splits(tmp_path, suffix):
 ROWS = [f"Row {i} of a corpus." if i % 3 else "" for i in range(3000)]
 
 
-def parquet(path, texts=ROWS):
+def parquet(folder, texts=ROWS):
     import pyarrow
     from pyarrow.parquet import write_table
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_table(pyarrow.table({"text": texts}), path)
-
-
-def main_of_plain_parquet(folder, configuration):
-    """Parquet files and named configurations in the card."""
-    parquet(folder / configuration / "train-00000-of-00001.parquet")
-    card = (
-        "---\nconfigs:\n"
-        f"- config_name: {configuration}\n  data_files:\n  - split: train\n    path: {configuration}/train-*\n"
-        "- config_name: another\n  data_files:\n  - split: train\n    path: another/train-*\n---\n"
-    )
-    parquet(folder / "another" / "train-00000-of-00001.parquet")
-    (folder / "README.md").write_text(card)
-
-
-def main_with_a_script(folder, configuration):
     folder.mkdir(parents=True)
-    (folder / f"{folder.name}.py").write_text("raise SystemExit('the script was run')\n")
+    write_table(pyarrow.table({"text": texts}), folder / "train-00000-of-00001.parquet")
 
 
-def converted_branch(folder, configuration):
-    """One folder a configuration, no card: `datasets` knows the configuration `default` alone."""
-    parquet(folder / configuration / "train" / "0000.parquet")
-
-
-@pytest.mark.parametrize(
-    "name, main_branch", [("wikitext103", main_of_plain_parquet), ("openwebtext", main_with_a_script)]
-)
-def test_both_layouts_of_the_hub_load(tmp_path, monkeypatch, name, main_branch):
+@pytest.mark.parametrize("name", ["wikitext103", "openwebtext"])
+def test_both_layouts_of_the_hub_load(tmp_path, monkeypatch, name):
+    """Named configurations in the card, or a script on the main branch, and a folder for each on the converted branch."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     repository, configuration = HUB[name]
     place = repository.split("/")[1]
-    main_branch(tmp_path / "main" / place, configuration)
-    converted_branch(tmp_path / "converted" / place, configuration)
+    main = tmp_path / "main" / place
+    if name == "wikitext103":
+        for each in (configuration, "another"):
+            parquet(main / each)
+        entry = "- config_name: {0}\n  data_files:\n  - split: train\n    path: {0}/train-*\n"
+        entries = entry.format(configuration) + entry.format("another")
+        (main / "README.md").write_text(f"---\nconfigs:\n{entries}---\n")
+    else:
+        main.mkdir(parents=True)
+        (main / f"{place}.py").write_text("raise SystemExit('the script was run')\n")
+    parquet(tmp_path / "converted" / place / configuration / "train")
     real, asked = datasets.load_dataset, []
 
     def local(path, name=None, *, revision="main", **settings):
@@ -243,13 +218,13 @@ def test_both_layouts_of_the_hub_load(tmp_path, monkeypatch, name, main_branch):
     documents = {part: list(open_source(name).documents(part)) for part in ("train", "validation")}
     assert sorted(documents["train"] + documents["validation"]) == sorted(filter(None, ROWS))
     assert 0 < len(documents["validation"]) <= 2  # 0.05 % of 3,000 rows
-    assert ("refs/convert/parquet" in asked) == (main_branch is main_with_a_script)
+    assert ("refs/convert/parquet" in asked) == (name == "openwebtext")
 
 
 def test_wikipedia_is_streamed_and_short_articles_are_left_out(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     texts = [f"article {number} ".ljust(2000 if number % 3 else 1999, "x") for number in range(30)]
-    parquet(tmp_path / "hub" / "0000.parquet", texts)
+    parquet(tmp_path / "hub", texts)
     real, asked = datasets.load_dataset, []
 
     def local(path, name=None, **settings):

@@ -100,7 +100,7 @@ def test_processes_that_do_not_divide_the_micro_batches_are_refused():
     world.size, world.rank = 2, 1
     assert list(world.share_of(4)) == [1, 3]
     world.size = 3
-    with pytest.raises(UserError, match=r"accumulation=4 .* cannot be shared evenly by 3 processes"):
+    with pytest.raises(UserError, match=r"accumulation=4 cannot be shared evenly by 3 processes"):
         world.share_of(4)
 
 

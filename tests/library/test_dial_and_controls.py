@@ -115,7 +115,7 @@ def test_the_rate_rises_again_and_the_loop_keeps_its_own():
 
 def test_gradient_scores_of_a_stack_leave_out_its_biases():
     """The two critics of SAC are one stack of layers, with a row of biases for each."""
-    critics = Critics(3, 2, 8, 1, 2, torch.Generator().manual_seed(0), "layer")
+    critics = Critics(3, 2, 8, 1)
     inputs = torch.ones(4, 3), torch.ones(4, 2)
     layers, _ = find_unit_layers(critics, inputs)
     critics(*inputs).square().sum().backward()

@@ -18,7 +18,7 @@ from tests.tiny_nets import METHODS, batch, fill, largest, load, load_into, net,
 from vision.models import build
 from vision.official.cbp import columns_of, linked_layers, mean_outgoing
 from vision.official.outputs import OutputRecorder, chain, last_rows, watched_layers
-from vision.official.redo import magnitude, scores
+from vision.official.resets import magnitude, scores
 
 LAYERS = json.loads((METHODS / "layers.json").read_text())
 OFFICIAL_NETS = {

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from tiny_nets import linear
 
 import rl.dqn.learn
@@ -26,6 +27,11 @@ def two_transitions():
     return Batch(before, actions, rewards, after, terminated)
 
 
+def learner(weights=((1.0,), (2.0,)), **changes):
+    """Two networks of one layer each, whose inputs and outputs are worked out below."""
+    return Learner(linear(weights), linear([[3.0], [4.0]]), 0.9, **changes)
+
+
 def with_sgd(net, penalty=lambda: 0.0):
     """What `update` needs of an attached method."""
     calls = dict.fromkeys(("before_step", "after_step"), lambda: None)
@@ -34,28 +40,26 @@ def with_sgd(net, penalty=lambda: 0.0):
 
 def test_one_update_by_hand(fidelity):
     """Targets 1 + 0.9 * max(6, 8) = 8.2 and -1; values 1 and 4; Huber 6.7 and 4.5; slopes -1 and 1."""
-    net, target = linear([[1.0], [2.0]]), linear([[3.0], [4.0]])
-    learner, batch = Learner(net, target, 0.9), two_transitions()
-    torch.testing.assert_close(td_targets(learner, batch), torch.tensor([8.2, -1.0]))
-    loss, mean = update(learner, with_sgd(net), batch)
-    torch.testing.assert_close(loss, torch.tensor(5.6))
-    torch.testing.assert_close(mean, torch.tensor(3.6))
-    difference = (net.weight[:, 0] - torch.tensor([1 + 0.1 * 0.5, 2 - 0.1 * 1.0])).abs().max()
+    ours, batch = learner(), two_transitions()
+    torch.testing.assert_close(td_targets(ours, batch), torch.tensor([8.2, -1.0]))
+    loss, mean = update(ours, with_sgd(ours.net), batch)
+    torch.testing.assert_close(torch.stack([loss, mean]), torch.tensor([5.6, 3.6]))
+    difference = (ours.net.weight[:, 0] - torch.tensor([1 + 0.1 * 0.5, 2 - 0.1 * 1.0])).abs().max()
     fidelity("reference", "fig4a", "weights after one update, by hand", float(difference.detach()), 1e-6)
-    assert target.weight.grad is None and target.weight[:, 0].tolist() == [3.0, 4.0]
+    assert ours.target.weight.grad is None and ours.target.weight[:, 0].tolist() == [3.0, 4.0]
 
 
 def test_double_targets_take_the_action_of_the_trained_network_and_the_discount_of_their_steps():
     """At 2 the trained net prefers action 0, worth 6 in the target net and not 8; two steps later: 1 + 0.81 * 6."""
     batch = two_transitions()._replace(steps=torch.tensor([2, 1]))
-    learner = Learner(linear([[2.0], [1.0]]), linear([[3.0], [4.0]]), 0.9, double=True)
-    torch.testing.assert_close(td_targets(learner, batch), torch.tensor([1 + 0.81 * 6, -1.0]))
+    targets = td_targets(learner(((2.0,), (1.0,)), double=True), batch)
+    torch.testing.assert_close(targets, torch.tensor([1 + 0.81 * 6, -1.0]))
 
 
 def test_the_penalty_of_a_method_joins_the_gradient():
-    net, target = linear([[1.0], [2.0]]), linear([[3.0], [4.0]])
-    update(Learner(net, target, 0.9), with_sgd(net, lambda: net.weight.sum()), two_transitions())
-    torch.testing.assert_close(net.weight[:, 0], torch.tensor([1.05 - 0.1, 1.9 - 0.1]))
+    ours = learner()
+    update(ours, with_sgd(ours.net, lambda: ours.net.weight.sum()), two_transitions())
+    torch.testing.assert_close(ours.net.weight[:, 0], torch.tensor([1.05 - 0.1, 1.9 - 0.1]))
 
 
 def test_the_pass_compiles_without_a_graph_break_and_gives_the_same_update(monkeypatch):
@@ -63,15 +67,13 @@ def test_the_pass_compiles_without_a_graph_break_and_gives_the_same_update(monke
     results = []
     monkeypatch.setattr(rl.dqn.learn, "captured", partial(captured, backend="aot_eager"))
     for compiled in (False, True):
-        net, target = linear([[1.0], [2.0]]), linear([[3.0], [4.0]])
-        learner = Learner(net, target, 0.9, double=True, compile=compiled)
-        treatment = with_sgd(net, lambda net=net: net.weight.square().sum())
-        figures = [*update(learner, treatment, two_transitions())]
-        learner.copy()
-        figures += update(learner, treatment, two_transitions())
-        results.append([*figures, net.weight.detach()])
-    for eager, traced in zip(*results, strict=True):
-        torch.testing.assert_close(traced, eager)
+        ours = learner(double=True, compile=compiled)
+        treatment = with_sgd(ours.net, lambda net=ours.net: net.weight.square().sum())
+        figures = [*update(ours, treatment, two_transitions())]
+        ours.target.load_state_dict(ours.net.state_dict())
+        figures += update(ours, treatment, two_transitions())
+        results.append([*figures, ours.net.weight.detach()])
+    torch.testing.assert_close(*results)
 
 
 def small_update(precision: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -82,28 +84,26 @@ def small_update(precision: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
     with torch.no_grad():
         for each in (net, target):
             each.head[-1].bias.fill_(100)
-    replay = FrameReplay(64, 2, (21, 21), channels_last=True)
-    generator = np.random.default_rng(0)
+    replay, generator = FrameReplay(64, 2, (21, 21), channels_last=True), np.random.default_rng(0)
     replay.start(generator.integers(0, 256, (2, 21, 21), np.uint8))
     for _ in range(32):
         frames, nothing = generator.integers(0, 256, (2, 21, 21), np.uint8), np.zeros(2, bool)
-        replay.add(nothing, nothing, nothing, nothing, frames)
+        replay.add(nothing, nothing, nothing, nothing, frames, frames)
     batch = replay.sample(16, generator)
     # the layout of channels_last
     assert batch.observations.stride()[1] == batch.next_observations.stride()[1] == 1
-    learner = Learner(net, target, 0.99, precision=precision)
-    loss, _, slopes = gradients(learner, list(net.parameters()), batch)
+    loss, _, slopes = gradients(
+        Learner(net, target, 0.99, precision=precision), list(net.parameters()), batch
+    )
     return loss, [slope.contiguous() for slope in slopes]
 
 
 def test_bf16_updates_stay_near_float32_ones_and_keep_large_values_apart():
     """Values near 100 in bfloat16 are multiples of one half; the last layer's own precision keeps the loss right."""
-    loss, slopes = small_update("fp32")
-    again, others = small_update("bf16")
-    assert all(other.dtype == torch.float32 for other in others)
+    (loss, slopes), (again, others) = small_update("fp32"), small_update("bf16")
     assert 0 < abs(again - loss) < 0.02
     for slope, other in zip(slopes, others, strict=True):
-        assert (other - slope).norm() < 0.1 * slope.norm()
+        assert other.dtype == torch.float32 and (other - slope).norm() < 0.1 * slope.norm()
 
 
 def test_network_is_the_published_one():
@@ -137,14 +137,14 @@ def test_exploration_draws_once_for_all_or_for_each(compat, together):
         for p in net.parameters():
             p.zero_()
         net.head[-1].bias[3] = 1.0
-    stacks, stream = np.zeros((6, 4, 12, 12), np.uint8), np.random.default_rng(0)
-    device = torch.device("cpu")
-    drawn = np.stack([act(net, stacks, 0.5, 4, stream, device, compat) for _ in range(2000)])
+    games = SimpleNamespace(count=6, actions=4, observations=np.zeros((6, 4, 12, 12), np.uint8))
+    cfg, stream = OmegaConf.create({"compat": compat}), np.random.default_rng(0)
+    drawn = np.stack([act(cfg, net, games, 0.5, stream) for _ in range(2000)])
     greedy = (drawn == 3).mean(axis=1)
     assert abs(drawn[drawn != 3].mean() - 1) < 0.05  # the others are uniform over 0, 1, 2
     assert abs((drawn == 3).mean() - (0.5 + 0.5 / 4)) < 0.03
     assert abs((greedy == 1).mean() - (0.5 if together else 0.625**6)) < 0.05
-    assert (act(net, stacks, 0.0, 4, stream, device, compat) == 3).all()
+    assert (act(cfg, net, games, 0.0, stream) == 3).all()
 
 
 def trained():
@@ -175,25 +175,19 @@ def test_the_experiment_treats_convolutions_and_resets_linear_layers(name):
             assert not torch.equal(value, before[key])
 
 
-def random_transitions(count):
-    images = torch.randint(0, 256, (2, count, 4, 14, 14), dtype=torch.uint8)
-    actions, ended = torch.randint(0, 3, (count,)), (torch.rand(count) < 0.2).float()
-    return Batch(images[0], actions, torch.randn(count), images[1], ended)
-
-
 def test_measures_name_every_layer_and_stop_where_a_value_is_not_finite():
     torch.manual_seed(0)
     (net, _), (target, _) = trained(), trained()
-    probe = random_transitions(20)
-    learner = Learner(net, target, 0.9)
-    figures = measure_network(learner, probe)
+    images = torch.randint(0, 256, (2, 20, 4, 14, 14), dtype=torch.uint8)
+    probe = Batch(images[0], torch.randint(0, 3, (20,)), torch.randn(20), images[1], torch.zeros(20))
+    ours = Learner(net, target, 0.9)
+    figures = measure_network(ours, probe)
     assert {"dormant_share", "feature_rank", "weight_norm", "dfi", "dfi_encoder.0.weight"} <= figures.keys()
-    assert 1 <= figures["feature_rank"] <= 16
-    assert all(p.grad is None for p in net.parameters())
+    assert 1 <= figures["feature_rank"] <= 16 and all(p.grad is None for p in net.parameters())
     with torch.no_grad():
         net.head[2].bias[0] = float("nan")
     with pytest.raises(UserError, match="not finite"):
-        measure_network(learner, probe)
+        measure_network(ours, probe)
 
 
 def test_windows_average_since_the_last_line_and_stop_at_a_bad_loss():

@@ -61,20 +61,17 @@ def equal(one, other):
 
 def test_the_loop_acts_greedily_updates_and_copies_the_target_when_it_should(tmp_path):
     """A checkpoint at every step of the first half, no exploration after step 120, two updates a step after step 80."""
-    what = ["method=none", "run.checkpoint_steps=4", "run.keep=1000"]
-    what += ["epsilon_final=0.0", "updates_per_transition=0.5"]
-    train(tmp_path, *what, rows=95)
+    what = ["run.checkpoint_steps=4", "run.keep=1000", "epsilon_final=0.0", "updates_per_transition=0.5"]
+    train(tmp_path, "method=none", *what, rows=95)
     found = checkpoints(tmp_path)
     assert sorted(found) == list(range(4, 377, 4))
     actions = found[376]["replay"]["facts"]["actions"].numpy()
-    cfg = compose_config("dqn", ["size=smoke"])
-    net, greedy, copies = make_net(cfg, 3), {}, []
+    net, greedy, copies = make_net(compose_config("dqn", ["size=smoke"]), 3), {}, []
     for step, saved in sorted(found.items()):
         net.load_state_dict(saved["net"])
         with torch.no_grad():
             best = net(saved["games"]["observations"]).argmax(dim=1).numpy()
-        if step < 376:
-            greedy[step] = bool((actions[step // 4] == best).all())
+        greedy[step] = step == 376 or bool((actions[step // 4] == best).all())
         assert saved["at"]["updates"] == max(0, step - 80) // 4 * 2
         assert set(adam_steps(saved).values()) <= {saved["at"]["updates"]}
         if step > 80 and equal(saved["target"], saved["net"]):

@@ -22,6 +22,19 @@ def home(env: HumanoidEnv) -> np.ndarray:
     return (env.task.start[7:26] - env.low) / env.half_range - 1
 
 
+def episode(env, seed, act):
+    """Observations and rewards of an episode with the actions `act(step)`, and whether it was truncated."""
+    observations, rewards, over = [env.reset(seed=seed)[0]], [], False
+    while not over:
+        observation, reward, terminated, truncated, _ = env.step(act(len(rewards)))
+        observations, rewards, over = (
+            [*observations, observation],
+            [*rewards, reward],
+            terminated or truncated,
+        )
+    return np.stack(observations), np.array(rewards), truncated
+
+
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize(
     "task, nq, nv, mass", [("h1-walk", 26, 25, 51.649896), ("h1-balance_simple", 33, 31, 92.029)]
@@ -29,11 +42,9 @@ def home(env: HumanoidEnv) -> np.ndarray:
 def test_sizes_and_mass(task, nq, nv, mass, geometry):
     env = HumanoidEnv(task, geometry)
     model = env.model
-    assert (model.nq, model.nv, model.nu) == (nq, nv, 19)
+    assert (model.nq, model.nv, model.nu, model.opt.timestep) == (nq, nv, 19, 0.002)
     assert model.body_mass.sum() == pytest.approx(mass, abs=5e-4)
-    assert env.observation().shape == (nq + nv,)
-    assert model.geom("floor").id == 0
-    assert model.opt.timestep == 0.002
+    assert env.observation().shape == (nq + nv,) and model.geom("floor").id == 0
 
 
 @needs_meshes
@@ -81,50 +92,34 @@ def test_parity_with_the_benchmarks_model_while_falling_over(geometry):
     suffix = "" if geometry == "mesh" else "-primitive"
     env = gymnasium.make(f"h1-walk{suffix}-v0")
     action = home(env.unwrapped)
-    lengths, returns = [], []
-    for seed in range(6):
-        env.reset(seed=seed)
-        rewards, terminated = [], False
-        while not terminated:
-            _, reward, terminated, truncated, _ = env.step(action)
-            rewards.append(reward)
-            assert not truncated
-        lengths.append(len(rewards))
-        returns.append(sum(rewards))
+    _, rewards, truncated = zip(*(episode(env, seed, lambda _: action) for seed in range(6)))
+    assert not any(truncated)
     # Other versions of MuJoCo may differ in the last bits, hence one step of slack.
-    np.testing.assert_allclose(lengths, HOLD[geometry], atol=1)
+    np.testing.assert_allclose(list(map(len, rewards)), HOLD[geometry], atol=1)
     if geometry == "mesh":
-        np.testing.assert_allclose(returns, HOLD_RETURNS, atol=0.1)
+        np.testing.assert_allclose(list(map(sum, rewards)), HOLD_RETURNS, atol=0.1)
 
 
 def test_reward_terms_on_hand_made_states():
     walk, run, balance = (TASKS[f"h1-{name}"] for name in ("walk", "run", "balance_simple"))
-    calm, still = np.zeros(19), np.zeros(3)
-    assert reward_terms(walk, 1.7, 1.0, calm, np.array([1.0, 0, 0]))["reward"] == pytest.approx(1.0)
-    assert reward_terms(walk, 1.7, 1.0, calm, still)["reward"] == pytest.approx(1 / 6)
-    assert reward_terms(walk, 1.7, 1.0, calm, np.array([-3.0, 0, 0]))["move"] == pytest.approx(1 / 6)
-    assert reward_terms(run, 1.7, 1.0, calm, np.array([2.5, 0, 0]))["move"] == pytest.approx(3.5 / 6)
-    # One margin of 1.65 / 4 below the bar is worth 0.1.
-    assert reward_terms(walk, 1.65 - 0.4125, 1.0, calm, still)["standing"] == pytest.approx(0.1)
-    assert reward_terms(walk, 1.7, -0.05, calm, still)["upright"] == pytest.approx(0.5)
-    assert reward_terms(walk, 1.7, -1.0, calm, still)["upright"] == 0.0
-    forces = np.zeros(19)
-    forces[0], forces[1] = 5.0, 40.0
-    by_hand = (4 + (17 + 0.75) / 19) / 5
-    assert reward_terms(walk, 1.7, 1.0, forces, still)["small_control"] == pytest.approx(by_hand)
-    assert reward_terms(walk, 1.7, 1.0, np.full(19, 99.0), still)["small_control"] == pytest.approx(0.8)
-    drifting = reward_terms(balance, 2.1, 1.0, calm, np.array([2.0, 0.0, 5.0]))
-    assert drifting["still"] == pytest.approx((0.1 + 1) / 2)
-    assert "move" not in drifting
+    calm, strained = np.zeros((2, 19))
+    strained[0], strained[1] = 5.0, 40.0
 
+    def term(name, task=walk, height=1.7, upright=1.0, forces=calm, speed=0.0, rise=0.0):
+        return reward_terms(task, height, upright, forces, np.array([speed, 0.0, rise]))[name]
 
-def test_walk_ends_when_the_pelvis_is_low():
-    env = HumanoidEnv("h1-walk", "primitive")
-    env.reset(seed=0)
-    env.data.qpos[2] = 0.2001
-    assert not env.terminated()
-    env.data.qpos[2] = 0.1999
-    assert env.terminated()
+    assert term("reward", speed=1.0) == pytest.approx(1.0)
+    assert term("reward") == term("move", speed=-3.0) == pytest.approx(1 / 6)
+    assert term("move", run, speed=2.5) == pytest.approx(3.5 / 6)
+    assert term("standing", height=1.65 - 0.4125) == pytest.approx(
+        0.1
+    )  # one margin of 1.65 / 4 below the bar
+    assert term("upright", upright=-0.05) == pytest.approx(0.5) and term("upright", upright=-1.0) == 0.0
+    assert term("small_control", forces=strained) == pytest.approx((4 + (17 + 0.75) / 19) / 5)
+    assert term("small_control", forces=np.full(19, 99.0)) == pytest.approx(0.8)
+    assert term("still", balance, 2.1, speed=2.0, rise=5.0) == pytest.approx((0.1 + 1) / 2)
+    with pytest.raises(KeyError):
+        term("move", balance)
 
 
 def test_rewards_read_the_start_of_the_last_physics_step():
@@ -143,40 +138,34 @@ def test_rewards_read_the_start_of_the_last_physics_step():
     assert not np.array_equal(np.hstack(ours.readings()), np.hstack(other.readings()))
 
 
-def test_balance_ends_on_a_low_pelvis_or_a_forbidden_contact():
-    env = HumanoidEnv("h1-balance_simple", "primitive")
-    start = env.task.start
+def test_episodes_end_on_a_low_pelvis_and_with_the_board_on_a_forbidden_contact():
+    walk, balance = (HumanoidEnv(task, "primitive") for task in ("h1-walk", "h1-balance_simple"))
 
-    def ends_at(changes: dict[int, float]) -> bool:
-        env.data.qpos[:] = start
-        for index, value in changes.items():
-            env.data.qpos[index] = value
+    def ends_at(env, changes: dict[int, float]) -> bool:
+        env.data.qpos[:] = env.task.start
+        env.data.qpos[list(changes)] = list(changes.values())
         mujoco.mj_forward(env.model, env.data)
         return env.terminated()
 
-    assert not ends_at({})
-    assert ends_at({2: 0.79})
+    assert not ends_at(walk, {2: 0.2001}) and ends_at(walk, {2: 0.1999})
+    assert not ends_at(balance, {}) and ends_at(balance, {2: 0.79})
     tilt = np.deg2rad(40)
-    assert ends_at({29: np.cos(tilt / 2), 30: np.sin(tilt / 2)})  # an edge of the board on the floor
-    assert ends_at({0: 1.5, 2: 0.95})  # a foot on the floor beside the board
-    assert ends_at({0: 0.0, 1: 0.2, 2: 1.2, 26: 3.0})  # the robot against the pivot, the board far away
+    assert ends_at(balance, {29: np.cos(tilt / 2), 30: np.sin(tilt / 2)})  # an edge of the board on the floor
+    assert ends_at(balance, {0: 1.5, 2: 0.95})  # a foot on the floor beside the board
+    assert ends_at(
+        balance, {0: 0.0, 1: 0.2, 2: 1.2, 26: 3.0}
+    )  # the robot against the pivot, the board far away
 
 
 def test_episodes_under_a_seed_repeat_and_the_time_limit_truncates():
     env = gymnasium.make("h1-run-primitive-v0", max_episode_steps=12)
-    runs = []
-    for _ in range(2):
-        observation, _ = env.reset(seed=5)
-        rows = [observation]
-        for step in range(12):
-            observation, _, terminated, truncated, _ = env.step(np.full(19, np.sin(step), np.float32))
-            rows.append(observation)
-        assert truncated and not terminated
-        runs.append(np.stack(rows))
-    assert np.array_equal(*runs)
-    noise = runs[0][0][:26] - TASKS["h1-run"].start
+    (once, rewards, truncated), (again, *_) = (
+        episode(env, 5, lambda step: np.full(19, np.sin(step), np.float32)) for _ in range(2)
+    )
+    assert truncated and len(rewards) == 12 and np.array_equal(once, again)
+    noise = once[0][:26] - TASKS["h1-run"].start
     assert (np.abs(noise) <= 0.01).all() and (noise != 0).all()
-    assert (runs[0][0][26:] == 0).all()
+    assert (once[0][26:] == 0).all()
 
 
 @needs_meshes
@@ -185,16 +174,11 @@ def test_parity_with_the_benchmarks_model_under_random_actions():
 
     Falls are chaotic: one episode may part from the reference before it ends, five follow it to the step.
     """
-    published, lengths, returns = [33, 38, 69, 26, 51, 73], [], []
-    env = gymnasium.make("h1-walk-v0")
-    for seed in range(6):
-        env.reset(seed=seed)
-        draw, total, count, ended = env.unwrapped.np_random, 0.0, 0, False  # goes on after the reset's noise
-        while not ended:
-            _, reward, terminated, truncated, _ = env.step(draw.uniform(-1, 1, 19))
-            total, count, ended = total + reward, count + 1, terminated or truncated
-        lengths.append(count)
-        returns.append(total)
+    published, env = [33, 38, 69, 26, 51, 73], gymnasium.make("h1-walk-v0")
+    # the environment's own generator goes on after the reset's noise
+    act = lambda _: env.unwrapped.np_random.uniform(-1, 1, 19)  # noqa: E731
+    rewards = [episode(env, seed, act)[1] for seed in range(6)]
+    lengths, returns = list(map(len, rewards)), list(map(sum, rewards))
     assert sum(abs(ours - theirs) <= 2 for ours, theirs in zip(lengths, published)) >= 5, lengths
     assert np.mean(returns) == pytest.approx(2.74, abs=0.3), returns  # the benchmark's table says 2.377
 
@@ -213,17 +197,11 @@ def test_parity_with_the_benchmarks_model_under_random_actions():
 )
 def test_a_thousand_random_episodes(name, level):
     """No NaN, no warning of the physics; with meshes the mean return is the one in the table of rl/sac/README.md."""
-    env = gymnasium.make(name)
-    generator, ended = np.random.default_rng(0), []
+    env, generator, returns = gymnasium.make(name), np.random.default_rng(0), []
     for seed in range(1000):
-        env.reset(seed=seed)
-        total, over = 0.0, False
-        while not over:
-            observation, reward, terminated, truncated, _ = env.step(generator.uniform(-1, 1, 19))
-            assert np.isfinite(observation).all() and 0 <= reward <= 1
-            total, over = total + reward, terminated or truncated
-        ended.append(total)
+        observations, rewards, _ = episode(env, seed, lambda _: generator.uniform(-1, 1, 19))
+        assert np.isfinite(observations).all() and (rewards >= 0).all() and (rewards <= 1).all()
+        returns.append(rewards.sum())
     assert all(warning.number == 0 for warning in env.unwrapped.data.warning)
-    error = np.std(ended) / np.sqrt(len(ended))
-    print(f"{name}: {np.mean(ended):.3f} +- {error:.3f} over {len(ended)} episodes")
-    assert level is None or abs(np.mean(ended) - level) < 0.1 * level
+    print(f"{name}: {np.mean(returns):.3f} +- {np.std(returns) / 1000**0.5:.3f} over 1000 episodes")
+    assert level is None or abs(np.mean(returns) - level) < 0.1 * level

@@ -1,6 +1,7 @@
 """Replays: no stored transition crosses an episode, stacks are the wrapper's, and going back to a checkpoint is exact."""
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ STACK = 4
 
 
 class Counting:
-    """Two environments whose frames are (episode number, step number) and whose episodes have given lengths."""
+    """Two environments whose frames are (episode number, step number); episodes of given lengths end or are truncated."""
 
-    def __init__(self, lengths=(3, 5), truncate=(False, True)):
-        self.lengths, self.truncate = lengths, truncate
+    def __init__(self, lengths):
+        self.lengths = lengths
         self.episode, self.step_number = np.zeros(2, int), np.zeros(2, int)
         self.stacks = [self._first(i) for i in range(2)]
 
@@ -40,7 +41,7 @@ class Counting:
             self.stacks[i] = [*self.stacks[i][1:], self.frame(i)]
             after = np.stack(self.stacks[i])
             if self.step_number[i] == self.lengths[i]:
-                (truncated if self.truncate[i] else terminated)[i] = True
+                (truncated if i else terminated)[i] = True
                 self.episode[i] += 1
                 self.step_number[i] = 0
                 self.stacks[i] = self._first(i)
@@ -71,9 +72,9 @@ def check_all(replay, records):
         assert batch.actions.tolist() == [time % 7, time % 5]
 
 
-def started(steps, capacity=40, **options):
+def started(steps, capacity=40, lengths=(3, 5), **options):
     """A replay of two environments after some steps, its environments, and what a wrapper saw of them."""
-    environment, records = Counting(), []
+    environment, records = Counting(lengths), []
     replay = FrameReplay(capacity, 2, (1, 2), **options)
     replay.start(environment.frames())
     fill(replay, environment, steps, records)
@@ -118,7 +119,7 @@ def test_n_step_returns_by_hand():
     for restarted in (False, True):
         if restarted:  # as at a boundary: what is played afterwards belongs to another episode
             replay.start(picture(20))
-            replay.add(nothing, np.full(2, 128.0), nothing, nothing, picture(21))
+            replay.add(nothing, np.full(2, 128.0), nothing, nothing, picture(21), picture(4))
         batch = replay.transitions(np.repeat(np.arange(7), 2), np.tile([0, 1], 7))
         for time, (reward, following, steps, terminated) in by_hand.items():
             for game in range(2):
@@ -138,10 +139,7 @@ def test_sampling_reaches_all_of_the_last_capacity_and_nothing_else():
 
 
 def test_restart_in_the_middle_truncates_and_keeps_the_true_next_frame():
-    environment, records = Counting(lengths=(50, 60)), []
-    replay = FrameReplay(40, 2, (1, 2))
-    replay.start(environment.frames())
-    fill(replay, environment, 7, records)
+    replay, environment, records = started(7, lengths=(50, 60))
     environment.episode += 1
     environment.step_number[:] = 0
     environment.stacks = [environment._first(i) for i in range(2)]
@@ -151,9 +149,7 @@ def test_restart_in_the_middle_truncates_and_keeps_the_true_next_frame():
     assert not replay.facts["terminated"].any()
 
 
-@pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize("block", [3, 256])
-@pytest.mark.parametrize("between", [1, 13])
+@pytest.mark.parametrize("between, block, restart", [*itertools.product((1, 13), (3, 256), (False, True))])
 def test_every_checkpoint_is_complete_and_goes_on_as_the_run_did(between, block, restart, monkeypatch):
     """Saved after every `between` steps, from before the ring is full until it has wrapped around several times."""
     monkeypatch.setattr(module, "BLOCK", block)
@@ -171,7 +167,8 @@ def test_every_checkpoint_is_complete_and_goes_on_as_the_run_did(between, block,
         again.load_state_dict(state)
         check_all(again, known)
         nothing = np.zeros(2, bool)
-        again.add(np.zeros(2), np.zeros(2), nothing, nothing, np.full((2, 1, 2), 9, np.uint8))
+        nines = np.full((2, 1, 2), 9, np.uint8)
+        again.add(nothing, nothing, nothing, nothing, nines, nines)
         after = again.transitions(np.array([again.count - 1]), np.array([0]))
         assert after.next_observations[0, -1, 0, 0] == 9
     again.load_state_dict(state)
@@ -185,9 +182,8 @@ def test_a_checkpoint_holds_the_frames_that_a_transition_can_show(monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 4)
     for steps, oldest in ((9, 0), (43, 43 - 20 - STACK + 1)):
         blocks = started(steps)[0].state_dict()["frames"]
-        assert [first for first, *_ in blocks] == list(range(oldest, steps + 1, 4)) and blocks[-1][
-            1
-        ] == steps + 1
+        assert [first for first, *_ in blocks] == list(range(oldest, steps + 1, 4))
+        assert blocks[-1][1] == steps + 1
 
 
 def test_flat_replay_returns_what_was_added_and_resumes():
@@ -208,10 +204,9 @@ def test_flat_replay_returns_what_was_added_and_resumes():
     batch = again.sample(2000, np.random.default_rng(1))
     numbers = batch.rewards
     assert set(numbers.tolist()) == set(range(20, 50))
-    assert torch.equal(batch.observations, numbers[:, None].expand(-1, 3))
-    assert torch.equal(batch.next_observations, numbers[:, None].expand(-1, 3) + 1)
-    assert torch.equal(batch.actions, -numbers[:, None].expand(-1, 2))
-    assert torch.equal(batch.terminated, (numbers % 4 == 0).float())
+    column = numbers[:, None]
+    expected = column.expand(-1, 3), -column.expand(-1, 2), numbers, column.expand(-1, 3) + 1
+    assert all(map(torch.equal, batch, (*expected, (numbers % 4 == 0).float())))
 
 
 @pytest.mark.parametrize("steps", [7, 24, 57])

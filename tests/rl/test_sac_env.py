@@ -14,10 +14,9 @@ from rl.sac.env import EvaluationTasks, Task
 
 
 class Square(gymnasium.Env):
-    """Pays the sum of its four actions, which it takes as a square."""
+    """Pays the third of its four actions, which it takes as a square."""
 
-    observation_space = Box(-10, 10, (1,), np.float64)
-    action_space = Box(-1.0, 1.0, (2, 2), np.float64)
+    observation_space, action_space = Box(-10, 10, (1,), np.float64), Box(-1.0, 1.0, (2, 2), np.float64)
 
     def step(self, action):
         return np.zeros(1), float(action[1, 0]), False, False, {}
@@ -26,8 +25,7 @@ class Square(gymnasium.Env):
 class Counter(gymnasium.Env):
     """Pays its scaled action each step and ends after five."""
 
-    observation_space = Box(-10, 10, (1,), np.float64)
-    action_space = Box(np.array([0.0]), np.array([4.0]), dtype=np.float64)
+    observation_space, action_space = Box(-10, 10, (1,), np.float64), Box(0.0, 4.0, (1,), np.float64)
 
     def reset(self, *, seed=None, options=None):
         self.age = 0
@@ -38,17 +36,18 @@ class Counter(gymnasium.Env):
         return np.array([float(self.age)]), float(action[0]), self.age == 5, False, {}
 
 
-@pytest.fixture
-def counter(monkeypatch):
-    monkeypatch.setattr(env, "open_environment", lambda name: Counter())
+@pytest.fixture(autouse=True)
+def environments(monkeypatch):
+    own = {"counter": Counter, "square": Square}
+    make = env.open_environment
+    monkeypatch.setattr(env, "open_environment", lambda name: own[name]() if name in own else make(name))
 
 
-def test_actions_of_two_dimensions_arrive_in_their_shape(monkeypatch):
-    monkeypatch.setattr(env, "open_environment", lambda name: Square())
+def test_actions_of_two_dimensions_arrive_in_their_shape():
     assert Task("square").step(np.array([0.0, 0.25, 0.5, 0.75]))[1] == 0.5
 
 
-def test_actions_are_scaled_rewards_summed_and_the_repeat_stops_at_the_end(counter):
+def test_actions_are_scaled_rewards_summed_and_the_repeat_stops_at_the_end():
     task = Task("counter", action_repeat=3)
     task.reset(0)
     observation, reward, terminated, _ = task.step(np.array([0.5]))
@@ -57,7 +56,7 @@ def test_actions_are_scaled_rewards_summed_and_the_repeat_stops_at_the_end(count
     assert (observation.tolist(), reward, terminated) == ([5.0], 0.0, True)
 
 
-def test_evaluation_counts_one_whole_episode_a_task_and_lets_ended_ones_rest(counter):
+def test_evaluation_counts_one_whole_episode_a_task_and_lets_ended_ones_rest():
     tasks = EvaluationTasks(2, "counter", action_repeat=1)
     tasks.tasks[1].environment.step = lambda action: (np.array([1.0]), 1.0, False, False, {})
     result = play_episodes(tasks, lambda o: np.ones((2, 1)), 2, max_steps=8)
@@ -92,13 +91,5 @@ def test_a_restored_task_goes_on_bit_for_bit(name, tmp_path):
     for _ in range(3):
         other.step(np.ones(other.action_size))
     other.load_state_dict(checkpoint.load(tmp_path / "task.pt"))
-    assert go_on(other) == whole
-
-
-def test_a_restored_task_keeps_its_time_limit():
-    task = Task("h1-run-primitive-v0")
-    task.reset(seed=0)
-    task.step(np.zeros(19))
-    other = Task("h1-run-primitive-v0")
-    other.load_state_dict(task.state_dict())
-    assert 1 in [getattr(holder, name) for holder, name in env.counters(other.environment)]
+    steps = [getattr(holder, name) for holder, name in env.counters(other.environment)]
+    assert 8 in steps and go_on(other) == whole  # towards the time limit

@@ -13,8 +13,7 @@ pytest.importorskip("mujoco")
 from harness.overrides import compose_config
 from rl.replay import Batch
 from rl.sac.env import Task
-from rl.sac.normaliser import RunningNormaliser
-from rl.sac.policy import explore, mean_policy, normalise
+from rl.sac.policy import RunningNormaliser, explore, mean_policy
 from rl.sac.update import build
 
 SCRIPT = Script("rl/sac/train.py", "rl.sac.humanoid.environment")
@@ -109,11 +108,8 @@ def test_steps_and_returns_are_those_of_the_environment(tmp_path):
 
 def test_a_truncated_step_is_stored_as_one_that_goes_on(tmp_path):
     """Episodes of at most seven steps, in which a Hopper under random actions hardly ever falls."""
-    limit = (
-        "import gymnasium, rl.sac.env as env\n"
-        "make = env.open_environment\n"
-        "env.open_environment = lambda name: gymnasium.wrappers.TimeLimit(make(name), 7)"
-    )
+    limit = "import gymnasium, rl.sac.env as env; make = env.open_environment; "
+    limit += "env.open_environment = lambda name: gymnasium.wrappers.TimeLimit(make(name), 7)"
     saved = after_one_update(tmp_path, "none", before=limit)
     assert saved["at"]["episode"] >= 8
     assert saved["kept"]["replay"]["rows"][:, -1].sum() < 3
@@ -122,23 +118,22 @@ def test_a_truncated_step_is_stored_as_one_that_goes_on(tmp_path):
 def test_the_policy_reads_normalised_observations_and_explores_around_its_mean():
     cfg = compose_config("sac", ["experiment=fig4b_hopper", "size=smoke"])
     task = Task(cfg.env.name)
-    cpu = torch.device("cpu")
-    learner = build(cfg, task.observation_size, task.action_size, cpu)
+    learner = build(cfg, task.observation_size, task.action_size, torch.device("cpu"))
     assert learner.target_entropy == -1.5
     normaliser = RunningNormaliser(11)
     normaliser.update(np.random.default_rng(0).normal(3.0, 5.0, (100, 11)))
     observations = np.random.default_rng(1).normal(3.0, 5.0, (4, 11))
     inputs = torch.from_numpy(normaliser.normalise(observations))
     mean, log_std = learner.actor(inputs)
-    greedy = mean_policy(learner, normaliser, cpu)(observations)
+    greedy = mean_policy(learner, normaliser)(observations)
     np.testing.assert_allclose(greedy, torch.tanh(mean).detach(), rtol=1e-6)
     noise = torch.randn(1, 3, generator=torch.Generator().manual_seed(5))
-    action = explore(learner, normaliser, observations[0], torch.Generator().manual_seed(5), cpu)
+    action = explore(learner, normaliser, observations[0], torch.Generator().manual_seed(5))
     expected = torch.tanh(mean[:1] + log_std[:1].exp() * noise)[0].detach()
     np.testing.assert_allclose(action, expected, rtol=1e-5)
     assert np.abs(action - greedy[0]).max() > 1e-3
     raw = torch.from_numpy(observations).float()
-    batch = normalise(Batch(raw, torch.zeros(4, 3), torch.zeros(4), raw + 1, torch.zeros(4)), normaliser, cpu)
+    batch = normaliser.batch(Batch(raw, torch.zeros(4, 3), torch.zeros(4), raw + 1, torch.zeros(4)))
     torch.testing.assert_close(batch.observations, inputs)
     following = torch.from_numpy(normaliser.normalise(observations + 1))
     torch.testing.assert_close(batch.next_observations, following)

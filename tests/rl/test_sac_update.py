@@ -11,6 +11,7 @@ from torch.distributions.transforms import TanhTransform
 from torch.nn.functional import layer_norm, linear, relu
 
 from fire_core import attach
+from harness.runs import seeded
 from rl.captured import captured
 from rl.replay import Batch
 from rl.sac.network import Actor, Critics, Temperature
@@ -21,13 +22,12 @@ RATE, DECAY, DISCOUNT, TAU, TARGET_ENTROPY = 1e-3, 0.01, 0.9, 0.1, -1.0
 
 
 def learner(seed: int = 0) -> Learner:
-    draw = torch.Generator().manual_seed(seed)
-    actor = Actor(OBSERVATIONS, ACTIONS, 8, 1, draw).double()
-    critics = Critics(OBSERVATIONS, ACTIONS, 8, 1, 2, draw).double()
-    target = deepcopy(critics)
-    with torch.no_grad():
+    with seeded(seed, "init"), torch.no_grad():
+        actor = Actor(OBSERVATIONS, ACTIONS, 8, 1).double()
+        critics = Critics(OBSERVATIONS, ACTIONS, 8, 1).double()
+        target = deepcopy(critics)
         for parameter in target.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
+            parameter += 0.1 * torch.randn_like(parameter)
     others = (Temperature(0.2).double(), DISCOUNT, TAU, TARGET_ENTROPY, RATE, DECAY)
     return Learner(actor, critics, target, *others)
 
@@ -159,7 +159,8 @@ def test_bf16_updates_stay_near_float32_ones():
 def test_bf16_values_far_from_zero_are_not_rounded_to_half_units():
     """Values of 80 and standard deviation 1, as late in a run: bfloat16 has steps of 0.5 there."""
     draw = torch.Generator().manual_seed(0)
-    critics = Critics(OBSERVATIONS, ACTIONS, 64, 2, 2, draw)
+    with seeded(0, "init"):
+        critics = Critics(OBSERVATIONS, ACTIONS, 64, 2)
     observations = torch.randn(512, OBSERVATIONS, generator=draw)
     actions = torch.rand(512, ACTIONS, generator=draw)
     with torch.no_grad():

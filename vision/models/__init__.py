@@ -27,8 +27,8 @@ def build(
     """Return a net with new weights (the default initialisation of its package, from the global generator).
 
     `name` is one of `MODELS`, or `timm:<name>` for a net of timm, which is imported on use. `settings` are the net's own
-    arguments (`width`, `depth`, `heads`, `patch`, `norm`); None means its default. Raises UserError for an unknown name,
-    and for a setting that the net does not have.
+    (`width`, `depth`, `heads`, `patch`, `norm`); None means its default. Raises UserError for names and settings that do
+    not exist.
     """
     given = own_settings(name, **settings)
     if name.startswith(TIMM):
@@ -44,10 +44,9 @@ def own_settings(name: str, **settings: Any) -> dict[str, Any]:
     if name not in MODELS:
         raise UserError(f"model {name!r} is unknown: use one of {', '.join(MODELS)}, or timm:<name>")
     known = inspect.signature(MODELS[name].__init__).parameters
-    if surplus := sorted(given.keys() - known.keys()):
-        own = sorted(known.keys() - {"self", "classes", "channels", "image_size"})
-        wrong = f"model.{surplus[0]}={given[surplus[0]]!r}"
-        raise UserError(f"{wrong}: model {name} has no such setting, only {', '.join(own)}")
+    for key in sorted(given.keys() - known.keys()):
+        own = ", ".join(sorted(known.keys() - {"self", "classes", "channels", "image_size"}))
+        raise UserError(f"model.{key}={given[key]!r}: model {name} has no such setting, only {own}")
     return given
 
 

@@ -32,7 +32,7 @@ class ResNet(nn.Module):
     """
 
     def __init__(
-        self, *, classes: int, channels: int = 3, image_size: int = 32, width: int = 64, depth: int = 2
+        self, *, classes: int, channels: int, image_size: int, width: int = 64, depth: int = 2
     ) -> None:
         super().__init__()
         del image_size  # any size works: the head comes after a global average

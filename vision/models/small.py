@@ -5,11 +5,7 @@ from torch import Tensor, nn
 
 
 def activation(channels: int, norm: str) -> list[nn.Module]:
-    """Return ReLU, after LayerNorm if `norm` is "layer".
-
-    Its mean and variance are those of all values of one sample, (channels,) or (channels, height, width), and its gains
-    and biases are one for each channel.
-    """
+    """Return ReLU, after LayerNorm over all values of a sample, (channels, ...), if `norm` is "layer"."""
     return [*([nn.GroupNorm(1, channels)] if norm == "layer" else []), nn.ReLU()]
 
 

@@ -17,15 +17,14 @@ class VGG(nn.Module):
     """
 
     def __init__(
-        self, *, classes: int, channels: int = 3, image_size: int = 64, width: int = 64, depth: int = 16
+        self, *, classes: int, channels: int, image_size: int, width: int = 64, depth: int = 16
     ) -> None:
         super().__init__()
         if depth not in STAGES:
             raise UserError(f"model.depth={depth} does not exist for VGG: use one of {sorted(STAGES)}")
         if image_size < 32:
             raise UserError(
-                f"VGG halves its images five times and needs at least 32 pixels, got {image_size}: "
-                "set data.image_size=32"
+                f"vgg16 needs images of at least 32 pixels, got {image_size}: set data.image_size=32"
             )
         layers: list[nn.Module] = []
         inputs = channels
@@ -36,12 +35,9 @@ class VGG(nn.Module):
                 inputs = outputs
             layers.append(nn.MaxPool2d(2))
         self.convolutions = nn.Sequential(*layers)
-        first, second = (
-            nn.Linear(inputs * (image_size // 32) ** 2, 16 * width),
-            nn.Linear(16 * width, 16 * width),
-        )
-        self.hidden = nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
-        self.head = nn.Linear(16 * width, classes)
+        features, wide = inputs * (image_size // 32) ** 2, 16 * width
+        self.hidden = nn.Sequential(nn.Linear(features, wide), nn.ReLU(), nn.Linear(wide, wide), nn.ReLU())
+        self.head = nn.Linear(wide, classes)
         self.head.is_head = True
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """ViT-Tiny for small images, with separate query, key and value layers."""
 
+from collections import OrderedDict
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -39,19 +41,6 @@ class Attention(nn.Module):
         return self.to_out(mixed.transpose(1, 2).flatten(2))
 
 
-class MLP(nn.Module):
-    """Two linear layers with GELU: width -> hidden -> width."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.activation = nn.GELU()
-        self.fc2 = nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.activation(self.fc1(x)))
-
-
 class Block(nn.Module):
     """Pre-norm transformer block without dropout."""
 
@@ -60,7 +49,12 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = MLP(width, 4 * width)
+        layers = {
+            "fc1": nn.Linear(width, 4 * width),
+            "activation": nn.GELU(),
+            "fc2": nn.Linear(4 * width, width),
+        }
+        self.mlp = nn.Sequential(OrderedDict(layers))
 
     def forward(self, x: Tensor, count: int | None = None) -> Tensor:
         """Return the first `count` tokens after this block, (n, count, width); by default all."""

@@ -4,4 +4,4 @@ Importing this package registers the variants, so that `create(name, variant="of
 they reproduce are in `tests/official/methods/`, and docs/DEVIATIONS.md lists every difference.
 """
 
-from vision.official import cbp, dash, muon, redo, snr  # noqa: F401
+from vision.official import cbp, dash, muon, resets  # noqa: F401

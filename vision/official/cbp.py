@@ -39,23 +39,19 @@ class OfficialCBP(WatchesOutputs, ContinualBackprop):
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> OutputRecorder:
         """Place hooks that keep `mean_magnitude` of every layer's output, after max pooling where it follows."""
-        modules, pools = dict(net.named_modules()), followers(net, nn.MaxPool2d)
+        pools = {name: net.get_submodule(pool) for name, pool in followers(net, nn.MaxPool2d).items()}
 
         def reduce(layer: UnitLayer, output: Tensor) -> Tensor:
-            pool = pools.get(layer.name)
-            return mean_magnitude(output if pool is None else modules[pool](output), columns_of(layer))
+            return mean_magnitude(pools.get(layer.name, nn.Identity())(output), columns_of(layer))
 
         return OutputRecorder(net, layers, reduce)
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
         """Return no kept rows yet, and ages, magnitudes (units,) and the quota, all 0."""
         units = columns_of(layer)
-        return {
-            "kept": torch.zeros(0, units, device=device),
-            "age": torch.zeros(units, dtype=torch.int64),
-            "due": torch.zeros((), dtype=torch.float64),
-            "magnitude": torch.zeros(units, device=device),
-        }
+        kept, magnitude = torch.zeros(0, units, device=device), torch.zeros(units, device=device)
+        age, due = torch.zeros(units, dtype=torch.int64), torch.zeros((), dtype=torch.float64)
+        return {"kept": kept, "age": age, "due": due, "magnitude": magnitude}
 
     def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
         """Update magnitudes, ages and quota, and return the mature units of least utility that the quota allows."""

@@ -37,12 +37,6 @@ class OfficialMuon(Muon):
     fixed: ClassVar[tuple[str, ...]] = ("targets",)
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
-        views = {
-            key: MatrixView(stacked=p.ndim == 3) for key, p in net.named_parameters() if muon_matrix(key, p)
-        }
+        body = {key: p for key, p in net.named_parameters() if key.split(".")[0] not in HEAD}
+        views = {key: MatrixView(stacked=p.ndim == 3) for key, p in body.items() if p.ndim > 1}
         return self.optimizer(net, views, default, EPSILON, OwnShapeMuon)
-
-
-def muon_matrix(name: str, parameter: Tensor) -> bool:
-    """Return whether the official code trains this parameter with Muon."""
-    return parameter.ndim > 1 and name.split(".")[0] not in HEAD

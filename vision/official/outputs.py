@@ -1,7 +1,7 @@
 """Hidden units as the official code sees them: every layer feeds the next one, and a unit is an output of the layer.
 
-The official code looks at the outputs of Linear and Conv2d before norm and activation, and keeps the last 512 samples of all
-passes, training and test. Here each sample is reduced to one row at once, and the last 512 rows are kept.
+It looks at the outputs of Linear and Conv2d before norm and activation, and keeps the last 512 samples of all passes,
+training and test. Here each sample is reduced to one row at once, and the last 512 rows are kept.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from fire_core.units import UnitLayer
 
 KEPT = 512
 QUERY, KEY, VALUE = "to_q", "to_k", "to_v"
+Reduce = Callable[[UnitLayer, Tensor], Tensor]
 
 
 def watched_layers(net: nn.Module) -> list[str]:
     """Return the names of every Linear and Conv2d that is not on a shortcut, in module order."""
-    return [
-        name
-        for name, module in net.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv2d) and "shortcut" not in name
-    ]
+    layers = [name for name, module in net.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    return [name for name in layers if "shortcut" not in name]
 
 
 def is_attention(name: str) -> bool:
@@ -59,10 +57,8 @@ def last_rows(kept: Tensor, new: Tensor) -> Tensor:
 def inputs_for(method: Any, state: State, which: str) -> Any:
     """Return the test or last inputs that `batches` of vision/train.py offers. Raises UserError in a loop without them."""
     if not hasattr(state.batches, which):
-        raise UserError(
-            f"{method.name}: variant=official looks at further images: give attach() `batches` with a method {which}, or "
-            "use variant=published"
-        )
+        remedy = f"give attach() `batches` with a method {which}, or use variant=published"
+        raise UserError(f"{method.name}: variant=official looks at further images: {remedy}")
     return getattr(state.batches, which)(KEPT)
 
 
@@ -72,9 +68,7 @@ class OutputRecorder:
     `values[name]` holds `reduce(layer, output)` of the latest pass, where `name` is that of the layer.
     """
 
-    def __init__(
-        self, net: Any, layers: Iterable[UnitLayer], reduce: Callable[[UnitLayer, Tensor], Tensor]
-    ) -> None:
+    def __init__(self, net: Any, layers: Iterable[UnitLayer], reduce: Reduce) -> None:
         self.net, self.reduce = net, reduce
         self.values: dict[str, Tensor] = {}
         self._looking = False
@@ -82,17 +76,14 @@ class OutputRecorder:
         self._all_tokens = getattr(net, "all_tokens", None)
         if self._all_tokens is not None:
             net.all_tokens = True
-        self._handles = [
-            net.get_submodule(layer.name).register_forward_hook(self._hook(layer)) for layer in layers
-        ]
+        # functions, because a copy of the net shares them, and would copy a bound method with all of this object
+        hooks = {layer.name: lambda *call, layer=layer: self._record(layer, *call) for layer in layers}
+        self._handles = [net.get_submodule(name).register_forward_hook(hook) for name, hook in hooks.items()]
 
-    def _hook(self, layer: UnitLayer) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-            if self._looking or (module.training and torch.is_grad_enabled()):
-                with torch.no_grad():
-                    self.values[layer.name] = self.reduce(layer, output.detach())
-
-        return hook
+    def _record(self, layer: UnitLayer, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        if self._looking or (module.training and torch.is_grad_enabled()):
+            with torch.no_grad():
+                self.values[layer.name] = self.reduce(layer, output.detach())
 
     def look(self, batches: Iterable[Tensor], *, training: bool) -> Iterator[dict[str, Tensor]]:
         """Yield `values` of a pass over each batch, in training or evaluation mode, which leaves the net as it was."""
@@ -135,12 +126,12 @@ class AfterTest:
 class WatchesOutputs(AfterTest):
     """Mixin that gives a unit method the units of the official code; it comes before the published class.
 
-    `memory["kept"]` of each layer holds the last 512 rows of `reduce`. The official code has its hooks from the first
-    step of the run. If the method begins later here, the last batches of the phase before pass through the net once
-    more. This gives the same rows if the learning rate of that phase's last epoch was 0, as in Figure 2a.
+    `memory["kept"]` of each layer holds the last 512 rows of `reduce`. The official code has its hooks from step 0 on. If
+    the method begins later here, the last batches of the phase before pass through the net once more: this gives the same
+    rows if the learning rate of that phase's last epoch was 0, as in Figure 2a.
     """
 
-    reduce: Callable[[UnitLayer, Tensor], Tensor]
+    reduce: Reduce
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> OutputRecorder:
         return OutputRecorder(net, layers, self.reduce)
@@ -177,8 +168,7 @@ class ResetsRows:
     def recycle(self: Any, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
         """Draw a whole layer, and take the rows of the units `chosen` from it.
 
-        Outgoing weights, norms and Adam's moments stay, but the step counts of the layer's weight and bias and of the
-        reader's weight become 0.
+        Of all else, only Adam's step counts of the layer's weight and bias and of the reader's weight change, to 0.
         """
         net, generator = state.nets[name], self.stream(state)
         module: Any = net.get_submodule(layer.name)

@@ -4,9 +4,8 @@ One step is ten physics steps of 2 ms, an episode at most 1000 steps. Observatio
 (51 numbers, 64 with the board). Action in [-1, 1]^19, mapped linearly to the servo ranges. As in HumanoidBench there is no
 extra forward pass after the physics: what reward and termination read is from the start of the last physics step.
 
-`geometry="mesh"`: every link collides as the convex hull of its mesh; the STL files are from the PyPI package
-robosuite-models. `geometry="primitive"`: the same robot with capsules in place of the meshes, but for the feet. The two
-differ in contacts after a fall, so their returns are not comparable and their names differ everywhere.
+With `geometry="mesh"` every link collides as the convex hull of its mesh from robosuite-models; "primitive" has capsules,
+but for the feet. Contacts after a fall differ, so returns are not comparable and the names differ everywhere.
 """
 
 import importlib.util
@@ -36,14 +35,11 @@ START_NOISE = 0.01
 
 
 def mesh_folder() -> Path:
-    """Return the folder of the H1 STL files inside the installed robosuite-models package, which is not imported.
-    Raises UserError without it."""
+    """Return the folder of the H1 STL files in the package robosuite-models, or raise UserError without it."""
     spec = importlib.util.find_spec("robosuite_models")
     if spec is None or not spec.submodule_search_locations:
-        raise UserError(
-            "geometry 'mesh' needs the H1 meshes of robosuite-models: make install-sac "
-            "(or use a task with 'primitive' in its name, which needs none)"
-        )
+        remedy = "make install-sac (or use a task with 'primitive' in its name, which needs none)"
+        raise UserError(f"geometry 'mesh' needs the H1 meshes of robosuite-models: {remedy}")
     folder = Path(spec.submodule_search_locations[0]) / "assets" / "robots" / "h1" / "meshes"
     if not (folder / "pelvis.STL").exists():
         raise UserError(f"there are no H1 meshes in {folder}: delete it and run make install-sac again")
@@ -51,10 +47,7 @@ def mesh_folder() -> Path:
 
 
 def mjcf(geometry: str, board: bool = False) -> str:
-    """Return the model as an MJCF document, with or without the balance board and its pivot.
-
-    Raises UserError if meshes are missing.
-    """
+    """Return the model as an MJCF document, with or without the balance board and its pivot."""
     root = ElementTree.parse(Path(__file__).parent / "h1.xml").getroot()
     assets, world = root.find("asset"), root.find("worldbody")
     left_out = {"mesh": ["primitive"], "primitive": ["mesh", "visual"]}[geometry]
@@ -87,23 +80,17 @@ class HumanoidEnv(gymnasium.Env):
         self.data = mujoco.MjData(self.model)
         self.low, high = self.model.actuator_ctrlrange.T
         self.half_range = 0.5 * (high - self.low)
-        self.head = self.model.site("head").id
-        self.torso = self.model.body("torso_link").id
-        self.floor = self.model.geom("floor").id
+        self.head, self.torso = self.model.site("head").id, self.model.body("torso_link").id
         if self.task.board:
-            self.board, self.pivot = self.model.geom("board").id, self.model.geom("pivot").id
+            self.floor, self.board, self.pivot = (self.model.geom(n).id for n in ("floor", "board", "pivot"))
         self.observation_space = Box(-np.inf, np.inf, (self.model.nq + self.model.nv,), np.float64)
         self.action_space = Box(-1.0, 1.0, (self.model.nu,), np.float32)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict]:
-        """Start an episode and return (observation, {}): the start pose with uniform noise of up to 0.01 on every position
-        (quaternion entries included), and no velocity."""
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        """Start an episode: the start pose with uniform noise of up to 0.01 on every position, and no velocity."""
         super().reset(seed=seed)
         mujoco.mj_resetData(self.model, self.data)
-        noise = self.np_random.uniform(-START_NOISE, START_NOISE, self.model.nq)
-        self.data.qpos[:] = self.task.start + noise
+        self.data.qpos[:] = self.task.start + self.np_random.uniform(-START_NOISE, START_NOISE, self.model.nq)
         mujoco.mj_forward(self.model, self.data)
         return self.observation(), {}
 
@@ -112,9 +99,7 @@ class HumanoidEnv(gymnasium.Env):
         reward. Raises UserError for an action of another shape than (19,), or with numbers that are not finite."""
         action = np.asarray(action, dtype=np.float64)
         if action.shape != (self.model.nu,) or not np.isfinite(action).all():
-            raise UserError(
-                f"action {action.tolist()}: give {self.model.nu} finite numbers, one for each servo"
-            )
+            raise UserError(f"action {action.tolist()}: give {self.model.nu} finite numbers, one per servo")
         self.data.ctrl[:] = self.low + (action + 1) * self.half_range
         mujoco.mj_step(self.model, self.data, nstep=PHYSICS_STEPS)
         terms = {name: float(value) for name, value in reward_terms(self.task, *self.readings()).items()}

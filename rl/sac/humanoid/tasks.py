@@ -1,7 +1,6 @@
 """The H1 tasks of HumanoidBench as data and pure functions: start pose, reward and termination height.
 
-Source: Sferrazza et al. (2024), arXiv 2403.10506, and the benchmark's own reward code; the tolerance functions are
-written in closed form. All rewards lie in [0, 1] per step.
+Source: Sferrazza et al. (2024), arXiv 2403.10506, and the benchmark's own reward code, in closed form.
 """
 
 from dataclasses import dataclass
