@@ -101,6 +101,11 @@ def means(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.drop_duplicates([*KEYS, "metric", "label"])
 
 
+def against(frame: pd.DataFrame, reference: str) -> pd.DataFrame:
+    """Return the comparisons of the headline measures with `reference`."""
+    return frame[frame["headline"] & (frame["reference"] == reference)]
+
+
 def minus(rows: pd.DataFrame, reference: str) -> pd.DataFrame:
     """Return one row per setting, measure and label, with the difference from `reference`, NaN where there is none."""
     rows = rows.assign(other=rows["reference"] != reference)

@@ -41,6 +41,7 @@ STYLE = {
     "savefig.pad_inches": 0.05, "svg.hashsalt": "fire", "pdf.fonttype": 42, "figure.max_open_warning": 0,
 }  # fmt: skip
 plt.rcParams.update(STYLE)
+DASHED = (0, (4, 2))
 
 
 def premise_text(part: Results) -> str:
@@ -127,7 +128,7 @@ def draw_ends(axis: Axes, ends: Values, looks: Mapping[str, Look], last: float) 
 
 def draw_level(axis: Axes, value: float, method: str) -> None:
     known = look(method)
-    axis.axhline(value, color=known.colour, linestyle=(0, (4, 2)), linewidth=1.2, label=known.name, zorder=3)
+    axis.axhline(value, color=known.colour, linestyle=DASHED, linewidth=1.2, label=known.name, zorder=3)
 
 
 def fit_limits(axis: Axes, drawn: pd.DataFrame, after: float, levels: Sequence[float] = ()) -> None:
@@ -149,6 +150,16 @@ def draw_empty(axis: Axes, text: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ whole figures
+def panels(count: int, most: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure of `count` panels of this size in inches, in rows of at most `most`."""
+    columns = min(most, count)
+    rows = -(-count // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(width * columns + 0.3, height * rows), squeeze=False)
+    for axis in grid.ravel()[count:]:
+        axis.axis("off")
+    return figure, list(grid.ravel()[:count])
+
+
 def row_heading(axis: Axes, text: str, up: int = 27) -> None:
     """Write the heading of a row of panels above its first one, `up` points above the frame."""
     style = {"textcoords": "offset points", "weight": "bold", "fontsize": 9.5}
@@ -192,8 +203,11 @@ def provenance(runs: pd.DataFrame) -> str:
     return "; ".join(words) + (f"; {changed} of {len(done)} runs from a changed checkout" if changed else "")
 
 
-def save(figure: Figure, stem: Path, formats: list[str], caption: str, parts: list[Results]) -> list[Path]:
-    """Write `stem`.png and so on with caption and provenance, but no dates, inside, and `stem`.md; return the paths."""
+def save(
+    figure: Figure, stem: Path, formats: list[str], caption: str, parts: list[Results], *below: str
+) -> list[Path]:
+    """Write `stem`.png and so on with caption and provenance, but no dates, inside, and `stem`.md with `below` under both;
+    return the paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     source = provenance(pd.concat([part.runs for part in parts]))
     title, about = {"Title": stem.name}, f"{caption} {source}"
@@ -211,7 +225,7 @@ def save(figure: Figure, stem: Path, formats: list[str], caption: str, parts: li
         paths.append(path)
     plt.close(figure)
     text = stem.with_name(f"{stem.name}.md")
-    write_atomic(text, f"{caption}\n\nRuns: {source}.\n")
+    write_atomic(text, "\n\n".join([caption, f"Runs: {source}.", *below]) + "\n")
     return [*paths, text]
 
 

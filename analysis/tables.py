@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import claims, estimates, measures, names, paper, trial_evidence
-from analysis.figures import CAPTIONS, fig5, forest, studies
+from analysis.figures import CAPTIONS, dial, fig5, forest, studies
 from analysis.measures import digits
 from analysis.rendering import column, difference_text, markdown, mean_text, number, p_text, short, spread
 from analysis.runs import RESULTS, SIZES, Results, at_largest_size, at_most, load_exported, settings
@@ -504,6 +504,7 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "instead": partial(grid, rivals=forest.RIVALS),
     "studies": single_questions,
     "boundaries": other_boundaries,
+    "dial": lambda material: dial.table(material.parts(*dial.PANELS)),
 }
 TABLES |= {
     table.__name__: table

@@ -162,14 +162,10 @@ def fork_title(part: Results) -> str:
 
 
 def draw_probes(parts: Sequence[Results]) -> Figure:
-    columns = min(3, len(parts))
-    rows = -(-len(parts) // columns)
-    figure, grid = plt.subplots(rows, columns, figsize=(3.1 * columns + 0.3, 2.6 * rows), squeeze=False)
-    for axis in grid.ravel()[len(parts) :]:
-        axis.axis("off")
-    for axis, part in zip(grid.ravel(), parts):
+    figure, axes = plot.panels(len(parts), 3, 3.1, 2.6)
+    for axis, part in zip(axes, parts):
         draw_panel(axis, part, sized=len({part.first["size"] for part in parts}) > 1)
-    return plot.with_legend(figure, grid.ravel(), h_pad=1.4)
+    return plot.with_legend(figure, axes, h_pad=1.4)
 
 
 def draw_readme(parts: Sequence[Results]) -> Figure:

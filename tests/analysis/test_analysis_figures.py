@@ -12,7 +12,7 @@ from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_
 
 from analysis import __main__ as command
 from analysis import estimates, measures, names, paper, plot, sweep
-from analysis.figures import curves, fig5, studies
+from analysis.figures import curves, dial, fig5, studies
 from analysis.notebooks import __main__ as notebooks
 from analysis.runs import RESULTS, at_most, load, settings
 from analysis.tables import TABLES, Material
@@ -239,6 +239,51 @@ def test_the_map_of_layers_shows_each_gain_and_greys_what_is_not_clear(tmp_path)
     shown = studies.draw_layers([load(tmp_path)]).axes[0].texts
     assert {text.get_text() for text in shown} == {"+0.100", "-0.075", "head\n+0.050", "all\n+0.200"}
     assert [text.get_text() for text in shown if text.get_color() == "#8A8A8A"] == ["-0.075"]
+
+
+DIAL = {"fire_exact": 0.7, "fire": 0.69, "rescale": 0.68, "cap-high=2": 0.75, "cap-high=0.5": 0.55}
+DIAL |= {"spectral_clip-high=1.5-low=0.6667": 0.8, "spectral_clip-high=inf-low=0.25": 0.45}
+AT_WIDTH = {
+    ("both", 1): 0.2,
+    ("both", 1.5): 0.3,
+    ("large", 0.5): 0.05,
+    ("large", 2): 0.25,
+    ("small", 4): -0.05,
+}
+
+
+def test_the_dial_shows_the_gain_at_each_width_with_the_seeds_that_turned_it(tmp_path):
+    """FIRE ran with one more seed, and two runs are not of the dial: one is not symmetric, one changes something else."""
+    others = {"spectral_clip-high=4-low=0.5": 0.9, "cap-high=2-optimizer_state.x=1": 0.9, "none": 0.5}
+    for label, level in (others | DIAL).items():
+        for seed in (1, 2, 3)[: 2 + (label in ("fire", "none"))]:
+            bonus = 0.3 * (seed == 3) * (label == "fire")
+            write_run(tmp_path, CELL, label, seed, warm_start_lines(level + bonus, seed))
+    given = f"figures dial --root {tmp_path} --out {tmp_path} --formats png".split()
+    assert command.main(given) == 0 and (tmp_path / "dial-small.png").exists()
+    (axis,) = dial.draw(settings(load(tmp_path))).axes
+    curves_of = {line.get_label().split()[0]: line for line in axis.lines if line.get_marker() != "None"}
+    drawn = {
+        (side, round(x * 1.03 ** (1 - place), 6)): round(y, 6)
+        for place, side in enumerate(("both", "large", "small"))
+        for x, y in curves_of[side].get_xydata()
+    }
+    assert drawn == AT_WIDTH
+    names_at, levels = ([getattr(text, name)[1] for text in axis.texts] for name in ("xyann", "xy"))
+    assert [text.get_text() for text in axis.texts] == ["rescale", "FIRE", "FIRE exact"]
+    assert np.diff(names_at).min() >= 0.07 * np.ptp(axis.get_ylim()) - 1e-9
+    assert levels == pytest.approx([0.18, 0.19, 0.2])  # without the third seed of FIRE
+    rows = [line.split("|")[2:] for line in (tmp_path / "dial-small.md").read_text().splitlines()[6:]]
+    settings_of = [setting.strip() for setting, _, seeds, _ in rows if seeds.strip() == "2"]
+    sides = ["0.667 to 1.5", "at most 0.5", "at most 2", "at least 0.25"]
+    assert settings_of == ["FIRE", "FIRE exact", "rescale", *sides]
+
+
+def test_the_dial_says_nothing_where_nobody_turned_it(results, root, tmp_path, capsys):
+    part = part_of(results, CELL)
+    assert dial.draw([part]) is None and dial.table([part]).empty
+    assert command.main(f"figures dial --root {root} --out {tmp_path}".split()) == 0
+    assert "dial: no run" in capsys.readouterr().out and not [*tmp_path.iterdir()]
 
 
 def test_figures_are_the_same_bytes_twice_and_say_where_they_come_from(root, tmp_path):

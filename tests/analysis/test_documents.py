@@ -28,14 +28,16 @@ def test_committed_tables_are_those_of_the_committed_results(material):
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is old: run make tables"
 
 
-def test_the_documents_show_every_figure_that_is_committed_and_no_other():
+def test_the_documents_show_every_figure_that_is_committed_and_no_other(material):
     shown = {
         name
         for document in tables.DOCUMENTS
         for name in re.findall(r"results/figures/(\S+)\.png", (tables.ROOT / document).read_text())
     }
     committed = {path.stem for path in (RESULTS / "figures").glob("*.png")}
-    assert shown == committed and {name.rpartition("-")[0] for name in committed} == set(FIGURES)
+    waiting = {"dial"} if TABLES["dial"](material).empty else set()
+    assert shown == committed
+    assert {name.rpartition("-")[0] for name in committed} == set(FIGURES) - waiting
 
 
 def test_a_caption_is_that_of_its_figure():
