@@ -25,22 +25,16 @@ from scipy import stats as scipy_stats
 
 from analysis import claims
 from analysis.measures import Values
-from analysis.names import INTEREST, METHODS, Look, look
+from analysis.names import INTEREST as INTEREST
+from analysis.names import METHODS, Look, look
 from analysis.runs import Results
 from analysis.stats import CONFIDENCE, estimate
 from fire_core.files import write_atomic, written_aside
 
 BAND = "Lines and marks are means over the seeds, bands and bars 95 % intervals."
 PREMISE = "Grey text: the premise of the paper's claims is not met in a panel (docs/concepts/statistics.md)."
-STYLE = {
-    "font.size": 8, "axes.titlesize": 8.5, "axes.labelsize": 8, "legend.fontsize": 7.5,
-    "xtick.labelsize": 7.5, "ytick.labelsize": 7.5, "axes.titlelocation": "left",
-    "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7,
-    "axes.grid": True, "grid.color": "#EBEBEB", "grid.linewidth": 0.6, "axes.axisbelow": True,
-    "lines.solid_capstyle": "round", "figure.dpi": 100, "savefig.dpi": 160, "savefig.bbox": "tight",
-    "savefig.pad_inches": 0.05, "svg.hashsalt": "fire", "pdf.fonttype": 42, "figure.max_open_warning": 0,
-}  # fmt: skip
-plt.rcParams.update(STYLE)
+plt.style.use(Path(__file__).with_name("figures.mplstyle"))
+plt.rcParams["figure.max_open_warning"] = 0
 DASHED = (0, (4, 2))
 
 
@@ -88,26 +82,27 @@ def band(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_curves(
-    axis: Axes,
-    rows: pd.DataFrame,
-    looks: Mapping[str, Look],
-    interest: Sequence[str] = INTEREST,
-    bands: Sequence[str] | None = None,
+    axis: Axes, rows: pd.DataFrame, looks: Mapping[str, Look], interest: Sequence[str], bands: Sequence[str]
 ) -> pd.DataFrame:
-    """Draw every label of `rows` (columns label, seed, x, value): those of interest thick, with a band (or only those of
-    `bands`), the others thin and paler. Return what was drawn (columns x, mean, low, high, seeds, label)."""
+    """Draw every label of `rows` (columns label, seed, x, value): those of interest thick, the others thin and paler,
+    and those of `bands` with a band. Return what was drawn (columns x, mean, low, high, seeds, label)."""
     drawn, present = [], set(rows["label"])
     for label, known in looks.items():
         if label not in present:
             continue
-        table, bright = band(rows[rows["label"] == label]), label in interest
-        style = {"color": pale(known.colour), "linewidth": 0.9, "markersize": 3, "zorder": 2}
-        if bright:
-            style = {"color": known.colour, "linewidth": 1.5, "markersize": 4}
-            style["zorder"] = 4 + (label == "fire")
+        table, style = band(rows[rows["label"] == label]), {"marker": known.marker, "label": known.name}
+        if label in interest:
+            style |= {
+                "color": known.colour,
+                "linewidth": 1.5,
+                "markersize": 4,
+                "zorder": 4 + (label == "fire"),
+            }
+        else:
+            style |= {"color": pale(known.colour), "linewidth": 0.9, "markersize": 3, "zorder": 2}
         every = None if len(table) <= 10 else [len(table) - 1]
-        axis.plot(table["x"], table["mean"], marker=known.marker, markevery=every, label=known.name, **style)
-        if label in (interest if bands is None else bands) and (table["seeds"] > 1).any():
+        axis.plot(table["x"], table["mean"], markevery=every, **style)
+        if label in bands and (table["seeds"] > 1).any():
             shade = {"color": known.colour, "alpha": 0.13, "linewidth": 0}
             axis.fill_between(table["x"], table["low"], table["high"], **shade)
         drawn.append(table.assign(label=label))

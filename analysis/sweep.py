@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis import claims, estimates, measures, names, plot, tables
 from analysis.figures import CAPTIONS, curves
-from analysis.rendering import markdown, p_text, plain, spread
+from analysis.rendering import gain_text, markdown, p_text, plain
 from analysis.runs import Results, load, settings
 from analysis.tables import claim_text
 from fire_core.files import write_atomic
@@ -124,8 +124,7 @@ def sentences(compared: pd.DataFrame) -> list[str]:
             said = "not judged, because too few seeds have a return of random actions above 0"
         else:
             said = "plasticity lost? run full_reset with at least two of the seeds"
-        gain = spread(row["gain"], row["low"], row["high"], row["decimals"], sign=True)
         p = "" if pd.isna(row["p_holm"]) else f", p {p_text(row['p_holm'])} corrected"
         seeds = names.seeds_text(pd.Series(row["seeds"]))
-        told.append(f"{row['experiment']}: {claim_text(row)}: {said} (gain {gain}{p}, {seeds})")
+        told.append(f"{row['experiment']}: {claim_text(row)}: {said} (gain {gain_text(row)}{p}, {seeds})")
     return told

@@ -6,7 +6,7 @@ import pytest
 
 from analysis import trial_evidence
 from analysis.runs import COLUMNS, Results
-from analysis.trial_evidence import METHODS, Panel, cautious, leader, losses, lost, panels
+from analysis.trial_evidence import ALWAYS, METHODS, Panel, cautious, leader, losses, lost, panels
 
 FINAL = np.array([[0.0] * 6, [0.25] * 6, [0.5] * 6, [1.0] * 6])  # of none, full reset, S&P, FIRE
 FINAL = FINAL + 0.1 * np.arange(6)  # seeds differ, methods do not change places
@@ -19,7 +19,7 @@ def panel(early):
 def test_loss_is_the_share_of_the_range_that_the_choice_leaves():
     right, wrong = panel(FINAL), panel(-FINAL)
     assert lost(right, leader, 0.2) == pytest.approx(0) and lost(wrong, leader, 0.2) == pytest.approx(1)
-    assert [lost(right, name, 0.2) for name in METHODS] == pytest.approx([1, 0.75, 0.5, 0])
+    assert [lost(right, ALWAYS[name], 0.2) for name in METHODS] == pytest.approx([1, 0.75, 0.5, 0])
     assert losses([right], leader, 0.2)["images"] == [pytest.approx(0)]
     assert losses([right], leader, 0.2, repeats=6)["all"] == []  # no seed is left to judge by
     assert losses([right], leader, 0.5)["all"] == []
