@@ -48,10 +48,9 @@ def premise_text(part: Results) -> str:
 
 
 def draw_premise(axis: Axes, part: Results) -> None:
-    style = {"va": "top", "color": "#6F6F6F", "fontsize": 6.5, "zorder": 5}
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    style = {"va": "top", "color": "#6F6F6F", "fontsize": 6.5, "zorder": 5, "transform": axis.transAxes}
     if text := premise_text(part):
-        axis.text(0.02, 0.98, text, transform=axis.transAxes, bbox=box, **style)
+        axis.text(0.02, 0.98, text, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5}, **style)
 
 
 # ------------------------------------------------------------------------------------------------ curves
@@ -86,25 +85,15 @@ def draw_curves(
 ) -> pd.DataFrame:
     """Draw every label of `rows` (columns label, seed, x, value): those of interest thick, the others thin and paler,
     and those of `bands` with a band. Return what was drawn (columns x, mean, low, high, seeds, label)."""
-    drawn, present = [], set(rows["label"])
-    for label, known in looks.items():
-        if label not in present:
-            continue
-        table, style = band(rows[rows["label"] == label]), {"marker": known.marker, "label": known.name}
-        if label in interest:
-            style |= {
-                "color": known.colour,
-                "linewidth": 1.5,
-                "markersize": 4,
-                "zorder": 4 + (label == "fire"),
-            }
-        else:
-            style |= {"color": pale(known.colour), "linewidth": 0.9, "markersize": 3, "zorder": 2}
-        every = None if len(table) <= 10 else [len(table) - 1]
-        axis.plot(table["x"], table["mean"], markevery=every, **style)
+    drawn = []
+    for label in filter(set(rows["label"]).__contains__, looks):
+        (name, colour, marker), table = looks[label], band(rows[rows["label"] == label])
+        bright = {"color": colour, "linewidth": 1.5, "markersize": 4, "zorder": 4 + (label == "fire")}
+        thin = {"color": pale(colour), "linewidth": 0.9, "markersize": 3, "zorder": 2}
+        style = {"marker": marker, "markevery": None if len(table) <= 10 else [len(table) - 1], "label": name}
+        axis.plot(table["x"], table["mean"], **style, **(bright if label in interest else thin))
         if label in bands and (table["seeds"] > 1).any():
-            shade = {"color": known.colour, "alpha": 0.13, "linewidth": 0}
-            axis.fill_between(table["x"], table["low"], table["high"], **shade)
+            axis.fill_between(table["x"], table["low"], table["high"], color=colour, alpha=0.13, linewidth=0)
         drawn.append(table.assign(label=label))
     return pd.concat(drawn, ignore_index=True)
 
@@ -137,9 +126,9 @@ def fit_limits(axis: Axes, drawn: pd.DataFrame, after: float, levels: Sequence[f
 
 def draw_empty(axis: Axes, text: str) -> None:
     """Draw a panel of the paper that was not run as an empty frame with the text "not run"."""
-    axis.set_title(f"{text}\n", color="#8A8A8A")
-    style = {"ha": "center", "va": "center", "color": "#8A8A8A", "fontsize": 10}
-    axis.text(0.5, 0.5, "not run", transform=axis.transAxes, **style)
+    grey = {"color": "#8A8A8A"}
+    axis.set_title(f"{text}\n", **grey)
+    axis.text(0.5, 0.5, "not run", ha="center", va="center", fontsize=10, transform=axis.transAxes, **grey)
     axis.set(xticks=[], yticks=[])
     axis.spines[:].set(visible=True, color="#D8D8D8")
 
@@ -157,8 +146,8 @@ def panels(count: int, most: int, width: float, height: float) -> tuple[Figure, 
 
 def row_heading(axis: Axes, text: str, up: int = 27) -> None:
     """Write the heading of a row of panels above its first one, `up` points above the frame."""
-    style = {"textcoords": "offset points", "weight": "bold", "fontsize": 9.5}
-    axis.annotate(text, (0, 1), (-30, up), "axes fraction", **style)
+    offset = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    axis.annotate(text, (0, 1), (-30, up), weight="bold", fontsize=9.5, **offset)
 
 
 def with_legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None, **layout: float) -> Figure:
@@ -206,22 +195,17 @@ def save(
     stem.parent.mkdir(parents=True, exist_ok=True)
     source = provenance(pd.concat([part.runs for part in parts]))
     title, about = {"Title": stem.name}, f"{caption} {source}"
-    told = {
-        "svg": title | {"Description": about, "Date": None, "Creator": None},
-        "pdf": title | {"Subject": about, "CreationDate": None, "Producer": None},
-    }
-    paths = []
-    for ending in formats:
-        path = stem.with_name(f"{stem.name}.{ending}")
+    told = {"svg": title | {"Description": about, "Date": None, "Creator": None}}
+    told["pdf"] = title | {"Subject": about, "CreationDate": None, "Producer": None}
+    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in [*formats, "md"]]
+    for ending, path in zip(formats, paths):
         with written_aside(path) as aside:  # which replaces a link and writes nothing through it
             figure.savefig(aside, format=ending, metadata=told.get(ending))
             if ending == "png":
                 aside.write_bytes(small_png(aside.read_bytes(), title | {"Description": about}))
-        paths.append(path)
     plt.close(figure)
-    text = stem.with_name(f"{stem.name}.md")
-    write_atomic(text, "\n\n".join([caption, f"Runs: {source}.", *below]) + "\n")
-    return [*paths, text]
+    write_atomic(paths[-1], "\n\n".join([caption, f"Runs: {source}.", *below]) + "\n")
+    return paths
 
 
 def small_png(picture: bytes, about: Mapping[str, str] | None = None) -> bytes:

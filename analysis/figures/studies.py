@@ -26,11 +26,6 @@ PAIRS = (("fire", "full_reset"), ("full_reset", "none"), ("fire", "shrink_pertur
 CLASSES = 10  # of CIFAR-10
 IMAGES = "data.train_per_class"
 ALL_IMAGES = 50_000  # the paper's
-STUDIES = {
-    "scaling_warm_start": "as Figure 2a",
-    "scaling_warm_start_wide": "twice the width",
-    "scaling_warm_start_long": "second stage four times as long",
-}
 TARGETS = "method.targets"
 
 
@@ -100,10 +95,9 @@ def scaling(parts: Sequence[Results]) -> pd.DataFrame:
     rows = []
     for part in parts:
         ends, changed = measures.values(part.metrics, measures.of(part)[0]), part.overrides
-        methods = part.runs.groupby("label")["method"].first()
-        name = STUDIES.get(part.first["experiment"], part.first["experiment"])
+        name = names.NAMES["scaling"].get(part.first["experiment"], part.first["experiment"])
         for ours, theirs in product(ends, repeat=2):
-            pair, images = (methods[ours], methods[theirs]), changed[ours].get(IMAGES)
+            pair, images = (part.methods[ours], part.methods[theirs]), changed[ours].get(IMAGES)
             if pair not in PAIRS or images is None or changed[ours] != changed[theirs]:
                 continue
             others = names.changes({key: value for key, value in changed[ours].items() if key != IMAGES})
