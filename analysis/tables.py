@@ -26,6 +26,8 @@ DOCUMENTS = ["README.md", "REPRODUCED.md", "docs/findings.md", "docs/studies.md"
 DOCUMENTS += [
     f"docs/{page}.md" for page in ("concepts/statistics", "how-to/batch_norm", "how-to/try_before_you_treat")
 ]
+GAINS = {names.panel(name): (name, "medium") for name in studies.GAINS}
+EXPLORED = ("fire", "rescale", "shrink_perturb", "full_reset", "plasticity_injection")
 # experiments in README.md's table, each with the size that is shown
 OVERVIEW = dict.fromkeys([*studies.GAINS[:2], "fig3_60k", "fig4b_walk"], "medium") | {"random_label": "small"}
 
@@ -153,8 +155,7 @@ def grid(material: Material, rivals: Sequence[str]) -> pd.DataFrame:
     rows = claims.of_fire(material.planned)
     wide = rows.assign(side=column(side, rows)).pivot(index="experiment", columns="worse", values="side")
     wide = wide.reindex(paper.panels(), columns=rivals).dropna(how="all").fillna("-")
-    wide = wide.rename(index=names.panel, columns=lambda rival: f"against {forest.short(rival)}")
-    return wide.rename_axis("panel").reset_index()
+    return by_panel(wide.rename(columns=lambda rival: f"against {forest.short(rival)}"))
 
 
 def side(row: Mapping[str, Any]) -> str:
@@ -200,9 +201,9 @@ def at_boundary(part: pd.DataFrame) -> pd.DataFrame:
         rows = rows[~rows["metric"].str.startswith("common_")]
     if rows.empty:
         return pd.DataFrame()
-    wide = rows.pivot_table(index="name", columns="measure", values="mean", sort=False)
-    wide = wide.loc[part["name"].drop_duplicates()[lambda kept: kept.isin(wide.index)]]
-    return wide[rows["measure"].unique()].map(rendering.short).rename_axis("method").reset_index()
+    wide = rows.pivot_table(index="name", columns="measure", values="mean")
+    wide = wide.reindex(part["name"].unique(), columns=rows["measure"].unique()).dropna(how="all")
+    return wide.map(rendering.short).rename_axis("method").reset_index()
 
 
 def overview(material: Material) -> pd.DataFrame:
@@ -224,7 +225,9 @@ def overview(material: Material) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def minus_none(frame: pd.DataFrame, rows: dict[str, tuple[str, str]], methods: Sequence[str]) -> pd.DataFrame:
+def minus_none(
+    frame: pd.DataFrame, rows: Mapping[str, Sequence[str]], methods: Sequence[str]
+) -> pd.DataFrame:
     """Return the headline differences from `none`, all seeds: a row per title, with its experiment and size."""
     gaps = estimates.against(frame, "none")
     cells = dict(zip(zip(gaps["experiment"], gaps["size"], gaps["label"]), column(difference_text, gaps)))
@@ -232,18 +235,6 @@ def minus_none(frame: pd.DataFrame, rows: dict[str, tuple[str, str]], methods: S
         {"panel": title} | {names.look(method).name: cells.get((*setting, method), "-") for method in methods}
         for title, setting in rows.items()
     )
-
-
-def gains(material: Material) -> pd.DataFrame:
-    rows = {names.panel(name): (name, "medium") for name in studies.GAINS}
-    return minus_none(estimates.gains(material.frame), rows, studies.PARTS)
-
-
-def exploratory(material: Material) -> pd.DataFrame:
-    """Return differences from `none` that no seeds were planned for or that are not judged, over all seeds."""
-    methods = ("fire", "rescale", "shrink_perturb", "full_reset", "plasticity_injection")
-    rows = {title: (experiment, size) for title, (experiment, size) in names.NAMES["exploratory"].items()}
-    return minus_none(material.frame, rows, methods)
 
 
 def costs(material: Material) -> pd.DataFrame:
@@ -282,7 +273,7 @@ def trials(_: Material) -> pd.DataFrame:
     chosen = {name: leaders.value_counts() for name, leaders in panels["leader"]}
     told = {n: ", ".join(f"{names.look(m).name} {k}" for m, k in each.items()) for n, each in chosen.items()}
     table.insert(0, "chosen by the trials", table.index.map(told).fillna(""))
-    return table.rename(index=names.panel).rename_axis("panel").reset_index()
+    return by_panel(table)
 
 
 def triggers(material: Material) -> pd.DataFrame:
@@ -301,23 +292,26 @@ def triggers(material: Material) -> pd.DataFrame:
 
 def random_labels(material: Material) -> pd.DataFrame:
     """Return every method at its own settings on random labels, best first, and its difference from FIRE."""
-    rows = material.gaps("fire", "random_label")
-    rows = rows[rows["label"] == rows["method"]].sort_values("difference", ascending=False)
+    rows = material.gaps("fire", "random_label").query("label == method")
+    rows = rows.sort_values("difference", ascending=False)
     texts = column(difference_text, rows)
     return pd.DataFrame({"method": rows["name"], "minus FIRE [95 %]": texts, "seeds": rows["pairs"]})
 
 
 def status(material: Material) -> pd.DataFrame:
     """Return the methods, seeds and data that are finished: one row per panel of the paper, one column per size."""
-    rows = {panel: dict.fromkeys(SIZES[:-1], "not run") for panel in paper.panels()}
-    for (experiment, size), runs in material.results.finished.groupby(["experiment", "size"]):
-        if experiment in rows:
-            own = runs[runs["label"] == runs["method"]]
-            seeds = (own if len(own) else runs).groupby("label")["seed"].nunique()
-            most = f"{seeds.max()}" if seeds.nunique() == 1 else f"{seeds.min()}-{seeds.max()}"
-            text = f"{len(seeds)} methods x {most} seeds, {names.data(runs['data'].iloc[0])}"
-            rows[experiment][size] = text
-    return pd.DataFrame({"panel": names.panel(panel)} | row for panel, row in rows.items())
+    cells = {}
+    for setting, runs in material.results.finished.groupby(["experiment", "size"]):
+        own = runs[runs["label"] == runs["method"]]
+        seeds = (own if len(own) else runs).groupby("label")["seed"].nunique()
+        most = f"{seeds.max()}" if seeds.nunique() == 1 else f"{seeds.min()}-{seeds.max()}"
+        cells[setting] = f"{len(seeds)} methods x {most} seeds, {names.data(runs['data'].iloc[0])}"
+    return by_panel(pd.Series(cells).unstack().reindex(paper.panels(), columns=SIZES[:-1]).fillna("not run"))
+
+
+def by_panel(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table whose index are experiments with the names of their panels in its first column."""
+    return table.rename(index=names.panel).rename_axis("panel").reset_index()
 
 
 # ------------------------------------------------------------------------------------------------ docs/studies.md
@@ -378,9 +372,10 @@ def other_boundaries(material: Material) -> pd.DataFrame:
 def scaling(material: Material) -> pd.DataFrame:
     """Return the differences by the number of images as text, one row per study and number of images."""
     rows = studies.scaling(material.parts("scaling_warm_start*"))
-    numbers = rows[["mean", "low", "high", "n"]].to_numpy(object)
-    rows["text"] = [f"{spread(*row, sign=True)} ({n})" for *row, n in numbers]
-    rows["pair"] = rows["pair"].map(studies.pair_title)
+    text = [
+        f"{spread(*row, sign=True)} ({n})" for *row, n in rows[["mean", "low", "high", "n"]].to_numpy(object)
+    ]
+    rows = rows.assign(text=text, pair=rows["pair"].map(studies.pair_title))
     wide = rows.pivot(index=["study", "images"], columns="pair", values="text").fillna("-").reset_index()
     return wide.assign(images=wide["images"].map("{:,}".format))
 
@@ -393,9 +388,7 @@ def moved(material: Material) -> pd.DataFrame:
     means = rows.groupby(["experiment", "phase"])["sfe_share"].mean().groupby(level=0)
     table = {"first boundary": means.first(), "last boundary": means.last()}
     table["paper (network not named)"] = paper.figure_5b("normalized_sfe")["fire"]
-    return (
-        pd.DataFrame(table).map("{:.2f}".format).rename(index=names.panel).rename_axis("panel").reset_index()
-    )
+    return by_panel(pd.DataFrame(table).map("{:.2f}".format))
 
 
 def convergence(_: Material) -> pd.DataFrame:
@@ -461,11 +454,13 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "instead": partial(grid, rivals=forest.RIVALS),
     "studies": single_questions,
     "boundaries": other_boundaries,
+    "gains": lambda material: minus_none(estimates.gains(material.frame), GAINS, studies.PARTS),
+    "exploratory": lambda material: minus_none(material.frame, names.NAMES["exploratory"], EXPLORED),
     "dial": lambda material: dial.table(material.parts(*dial.PANELS)),
 }
 TABLES |= {
     table.__name__: table
-    for table in (counts, pooled, premises, example, contradictions, exploratory, random_labels, gains, costs, batch_norm,
+    for table in (counts, pooled, premises, example, contradictions, random_labels, costs, batch_norm,
                   status, overview, trials, triggers, scaling, moved, theorems, dfi, convergence, table1)
 }  # fmt: skip
 BLOCK = re.compile(r"(<!-- ((?:table|figure) [\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
