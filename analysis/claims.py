@@ -121,12 +121,8 @@ def _compared(part: Results, which: str, rounds: int) -> pd.DataFrame:
         complete = 0 < len(seeds) == len(used) if which == "confirming" else len(used) > 1
         row = first[["experiment", "figure", "panel", "size", "data"]].to_dict() | pair
         row |= {"premise": holds, "measured": measured, "planned": len(seeds), "complete": complete}
-        row |= {
-            "decimals": decimals,
-            "note": note if planned else "",
-            "gains": used,
-            "exploring_gains": exploring,
-        }
+        row |= {"decimals": decimals, "note": note if planned else "", "gains": used}
+        row["exploring_gains"] = exploring
         for prefix, each in (("", used), ("exploring_", exploring)):
             told = zip(("gain", "low", "high", "p", "seeds"), estimate(each))
             row |= {f"{prefix}{name}": number for name, number in told}

@@ -58,14 +58,8 @@ def numbers(part: Results) -> Iterator[tuple[str, bool, Measure, Values]]:
 def _rows(own: dict[int, float], compared: Values) -> Iterator[dict[str, object]]:
     """Yield the mean of one label once per reference with which it shares a seed; once with "" if there is none."""
     mean, low, high, _, n = estimate(own)
-    row = {
-        "n": n,
-        "mean": mean,
-        "low": low,
-        "high": high,
-        "lowest": min(own.values()),
-        "highest": max(own.values()),
-    }
+    row = {"n": n, "mean": mean, "low": low, "high": high}
+    row |= {"lowest": min(own.values()), "highest": max(own.values())}
     gaps = {name: gap for name, other in compared.items() if (gap := estimate(paired(own, other))).n}
     for name, (difference, low, high, p, n) in (gaps or {"": estimate([])}).items():
         compare = {"difference": difference, "difference_low": low, "difference_high": high}

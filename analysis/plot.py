@@ -176,14 +176,12 @@ def with_legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None,
 
 def provenance(runs: pd.DataFrame) -> str:
     """Return size, data, commits and machines of the drawn runs, and how many had uncommitted changes."""
-    done = runs[runs["status"] == "done"]
-    words = []
+    done, words = runs[runs["status"] == "done"].astype(str), []
     for column in ("size", "data", "commit", "trunk_commit", "machine"):
-        cells = done[column].astype(str)
-        values = sorted({*(cells.str.split(" ").explode() if "commit" in column else cells)} - {""})
-        if values:
+        cells = done[column].str.split(" ").explode() if "commit" in column else done[column]
+        if values := sorted({*cells} - {""}):
             words.append(f"{column.replace('trunk_', 'shared first phase, ')}: {', '.join(values)}")
-    changed = int((done["dirty"].astype(str) == "True").sum())
+    changed = (done["dirty"] == "True").sum()
     return "; ".join(words) + (f"; {changed} of {len(done)} runs from a changed checkout" if changed else "")
 
 

@@ -100,15 +100,12 @@ def chart(lines: Mapping[str, pd.Series]) -> str:
         levels = np.interp(drawn, places, heights).round().astype(int)
         for column, start, end in zip(drawn, [levels[0], *levels], levels):
             dots[min(start, end) : max(start, end) + 1, column] = True  # no gap where a curve is steep
-        free = [row for row in range(HEIGHT) if row not in titles]
-        if free:
+        if free := {*range(HEIGHT)} - {*titles}:
             titles[min(free, key=lambda row: abs(row - levels[-1] // 4))] = name
     ends = {0: f"{high:.3g}", HEIGHT - 1: f"{low:.3g}"}
     codes = 0x2800 + (dots.reshape(HEIGHT, 4, WIDTH, 2) * DOTS[:, None]).sum((1, 3))
-    return "\n".join(
-        f"{ends.get(row, ''):>8} {''.join(map(chr, line))} {titles.get(row, '')}".rstrip()
-        for row, line in enumerate(codes)
-    )
+    text = ["".join(map(chr, line)) for line in codes]
+    return "\n".join(f"{ends.get(i, ''):>8} {text[i]} {titles.get(i, '')}".rstrip() for i in range(HEIGHT))
 
 
 def sentences(compared: pd.DataFrame) -> list[str]:

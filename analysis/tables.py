@@ -16,7 +16,7 @@ import pandas as pd
 from analysis import claims, estimates, measures, names, paper, rendering, trial_evidence
 from analysis.figures import CAPTIONS, dial, fig5, forest, studies
 from analysis.measures import digits
-from analysis.rendering import column, difference_text, gain_text, markdown, mean_text, number, p_text, spread
+from analysis.rendering import column, difference_text, gain_text, markdown, number, short, spread
 from analysis.runs import RESULTS, SIZES, Results, at_largest_size, at_most, load_exported, settings
 from analysis.stats import estimate
 from fire_core.files import write_atomic
@@ -78,7 +78,7 @@ def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
         told |= {"exploratory: gain [95 %] (seeds)": explored, "confirmatory: gain [95 %]": gain_text(row)}
         told["done"] = f"{row['seeds']} of {row['planned']}" if row["planned"] else "not planned"
         said = row["verdict"] + (f" ({row['note']})" if row["note"] else "")
-        table.append(told | {"p, Holm": p_text(row["p_holm"]), "verdict": said})
+        table.append(told | {"p, Holm": rendering.p_text(row["p_holm"]), "verdict": said})
     return pd.DataFrame(table)
 
 
@@ -130,10 +130,8 @@ def pooled(material: Material) -> pd.DataFrame:
             gain = spread(row["mean"], row["low"], row["high"], 2, sign=True)
             told = {"FIRE against": names.look(row["rival"]).name, "seeds": seeds, "panels": row["panels"]}
             told |= {"FIRE ahead": row["ahead"], "standardised gain [95 %]": gain}
-            told |= {
-                "I²": "-" if pd.isna(row["i2"]) else f"{row['i2']:.0%}",
-                "p, Holm": p_text(row["p_holm"]),
-            }
+            i2 = "-" if pd.isna(row["i2"]) else f"{row['i2']:.0%}"
+            told |= {"I²": i2, "p, Holm": rendering.p_text(row["p_holm"])}
             told["in the paper, all panels"] = f"{(theirs > 0).sum()} of {theirs.count()}"
             table.append(told)
     return pd.DataFrame(table)
@@ -185,7 +183,7 @@ def ends(part: pd.DataFrame, measure: str) -> pd.DataFrame:
     """Return mean and difference from `none` of each method, over all seeds, and at size paper the paper's end value."""
     rows = estimates.minus(part[part["metric"] == measure], "none")
     about, decimals = rows.iloc[0], digits(measure, rows["mean"])
-    table = {"method": rows["name"], "all seeds: mean [95 %]": column(mean_text, rows, decimals)}
+    table = {"method": rows["name"], "all seeds: mean [95 %]": column(rendering.mean_text, rows, decimals)}
     table |= {"seeds": rows["n"], "all seeds: minus none [95 %]": column(difference_text, rows, decimals)}
     shown = about["headline"] and about["size"] == "paper"
     if theirs := paper.end_values(about["experiment"]) if shown else {}:
@@ -203,7 +201,7 @@ def at_boundary(part: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     wide = rows.pivot_table(index="name", columns="measure", values="mean")
     wide = wide.reindex(part["name"].unique(), columns=rows["measure"].unique()).dropna(how="all")
-    return wide.map(rendering.short).rename_axis("method").reset_index()
+    return wide.map(short).rename_axis("method").reset_index()
 
 
 def overview(material: Material) -> pd.DataFrame:
@@ -282,11 +280,8 @@ def triggers(material: Material) -> pd.DataFrame:
     rows = estimates.minus(estimates.of(material.frame, part).query("headline"), "fire")
     acted = part.boundaries[part.boundaries["matrices"] > 0].groupby("label").size()
     acts = rows["label"].map(acted).fillna(0) / rows["label"].map(part.finished.groupby("label").size())
-    table = {
-        "method": rows["name"],
-        "acts": acts.map(rendering.short),
-        "mean [95 %]": column(mean_text, rows),
-    }
+    table = {"method": rows["name"], "acts": acts.map(short)}
+    table["mean [95 %]"] = column(rendering.mean_text, rows)
     return pd.DataFrame(table | {"minus FIRE [95 %]": column(difference_text, rows), "seeds": rows["n"]})
 
 
@@ -354,12 +349,8 @@ def other_boundaries(material: Material) -> pd.DataFrame:
     shares = replay.groupby(replay["changed"].str.removeprefix("protocol.replay=").astype(float))
     kept = "one class after another, {:.0%} of the old images kept"
     found = [(kept.format(share), "accuracy", rows) for share, rows in shares]
-    titles = {
-        "domain": "new domain alone",
-        "context": "windows of 512 after 128",
-        "questions": "answers to questions",
-    }
-    for name, title in titles.items():
+    titles = {"domain": "new domain alone", "context": "windows of 512 after 128"}
+    for name, title in (titles | {"questions": "answers to questions"}).items():
         found.append((f"language, {title}", "loss", material.gaps("none", f"language_{name}")))
     table = [
         {"boundary": boundary, "measure": measure}
@@ -404,11 +395,7 @@ def table1(_: Material) -> pd.DataFrame:
     theirs = pd.read_csv(paper.FOLDER / "costs.csv", dtype=str)
     rows = pd.read_csv(RESULTS / "table1.csv").merge(theirs, "left", "method")
     rows = rows.assign(boundary_mb=rows["boundary_mb"].round().astype(int))
-    return (
-        rows[["method", "device", "hardware", "images", "batch", *heads]]
-        .map(rendering.short)
-        .rename(columns=heads)
-    )
+    return rows[["method", "device", "hardware", "images", "batch", *heads]].map(short).rename(columns=heads)
 
 
 def theorems(_: Material) -> pd.DataFrame:
@@ -433,14 +420,18 @@ def dfi(_: Material) -> pd.DataFrame:
     layers = layers.assign(matrices=1, below_1=layers["dfi"] < 1, below_1_scaled=layers["dfi_scaled"] < 1)
     both = pd.concat([layers, pd.read_csv(RESULTS / "theory_premise.csv")])
     sums = both.groupby(["network", "method"], sort=False)[["matrices", "below_1", "below_1_scaled"]].sum()
+    shares = {
+        "as stored": sums["below_1"] / sums["matrices"],
+        "up to a scale": sums["below_1_scaled"] / sums["matrices"],
+    }
     table = {
-        f"{name}: {unit}": (sums[count] / sums["matrices"]).xs(method, level="method").map("{:.0%}".format)
+        f"{name}: {unit}": share.xs(method, level="method").map("{:.0%}".format)
         for method, name in {
             "none": "trained",
             "fire": "FIRE as published",
             "fire_exact": "FIRE exact",
         }.items()
-        for count, unit in {"below_1": "as stored", "below_1_scaled": "up to a scale"}.items()
+        for unit, share in shares.items()
     }
     return pd.DataFrame(table).reset_index()
 

@@ -35,10 +35,8 @@ def turned(parts: Sequence[Results]) -> list[tuple[Results, pd.DataFrame]]:
     """Return (runs, their gains over `none` with columns side and w) of the dial and LEVELS, with the dial's seeds alone."""
     found = []
     for part in parts:
-        changed = part.overrides
-        sides = {
-            label: known for label, method in part.methods.items() if (known := side(method, changed[label]))
-        }
+        each = {label: side(method, part.overrides[label]) for label, method in part.methods.items()}
+        sides = {label: known for label, known in each.items() if known}
         own = part.select(label=[*sides, *LEVELS, "none"], seed=part.select(label=sides).runs["seed"])
         rows = estimates.gains(estimates.against(estimates.frame(own), "none"))
         rows = rows.join(pd.DataFrame.from_dict(sides, "index", columns=["side", "w"]), on="label")
