@@ -165,8 +165,8 @@ def draw_layers(parts: Sequence[Results]) -> Figure:
 def draw_map(axis: Axes, rows: pd.DataFrame) -> None:
     """Draw one row per block and one column per layer inside it, with single layers and `all` in a last row."""
     single = rows["block"].isin(["single", "all"])
-    inside, alone = rows[~single], list(rows["label"][single])
-    columns, blocks = list(dict.fromkeys(inside["layer"])), sorted(inside["block"].unique())
+    columns, blocks = list(rows["layer"][~single].unique()), sorted(rows["block"][~single].unique())
+    alone = list(rows["label"][single])
     values, texts = np.full((len(blocks) + 1, max(len(columns), len(alone))), np.nan), {}
     unclear = np.zeros(values.shape, dtype=bool)
     for row in rows.to_dict("records"):
@@ -182,10 +182,10 @@ def draw_map(axis: Axes, rows: pd.DataFrame) -> None:
     image = axis.imshow(shown, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
     unit = rows["measure"].iloc[0].split(",")[0]
     axis.figure.colorbar(image, ax=axis, extend="both", label=f"gain over none in {unit}", pad=0.02)
-    for place, text in texts.items():
-        white = not unclear[place] and abs(values[place]) > 0.6 * limit
-        colour = "white" if white else "#8A8A8A" if unclear[place] else "#222222"
-        axis.text(place[1], place[0], text, ha="center", va="center", fontsize=6.5, color=colour)
+    for (y, x), text in texts.items():
+        dark = not unclear[y, x] and abs(values[y, x]) > 0.6 * limit
+        colour = "#8A8A8A" if unclear[y, x] else "white" if dark else "#222222"
+        axis.text(x, y, text, ha="center", va="center", fontsize=6.5, color=colour)
     axis.set_yticks(range(len(blocks) + 1), [*blocks, ""])
     axis.set_xticks(range(len(columns)), columns)
     axis.axhline(len(blocks) - 0.5, color="#222222", linewidth=0.8)
