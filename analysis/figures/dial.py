@@ -63,11 +63,11 @@ def draw(parts: Sequence[Results]) -> plot.Figure | None:
     figure, axes = plot.panels(len(found), 2, 4.4, 3.2)
     for axis, (own, rows) in zip(axes, found):
         lines = pd.concat([rows[rows["label"] == "fire_exact"].assign(side="both", w=1.0), rows])
-        for place, (name, (text, _, colour, marker)) in enumerate(SIDES.items()):
-            line, style = lines[lines["side"] == name], {"color": colour, "linewidth": 1.2, "zorder": 4}
+        for place, (name, line) in enumerate(lines.groupby("side")):
+            text, _, colour, marker = SIDES[name]
             beside = line["w"] * 1.03 ** (place - 1)  # so that intervals do not cover each other
-            axis.plot(beside, line["difference"], marker=marker, markersize=4, label=text, **style)
-            axis.vlines(beside, line["difference_low"], line["difference_high"], **style)
+            axis.plot(beside, line["difference"], f"{marker}-", color=colour, markersize=4, label=text)
+            axis.vlines(beside, line["difference_low"], line["difference_high"], colour)
         axis.axhline(0, color="#8A8A8A", linewidth=0.8)
         draw_levels(axis, rows[rows["side"].isna()].sort_values("difference"))
         axis.set_xscale("log", base=2)
@@ -81,10 +81,10 @@ def draw_levels(axis: plot.Axes, rows: pd.DataFrame) -> None:
     """Draw a level for each row, in ascending order, with its name to the right, moved so that no two names overlap."""
     looks, values = [names.look(label) for label in rows["label"]], rows["difference"].to_numpy()
     for look, value in zip(looks, values):
-        axis.axhline(value, color=look.colour, linestyle=plot.DASHED, linewidth=1.0, zorder=2)
+        axis.axhline(value, color=look.colour, linestyle=plot.DASHED, linewidth=1.0, zorder=1)
     steps, across = 0.07 * np.ptp(axis.get_ylim()) * np.arange(len(rows)), axis.get_yaxis_transform()
     places = np.maximum.accumulate(values - steps) + steps
     places -= (places - values).mean()
     for (name, colour, _), value, place in zip(looks, values, places):
-        line = {"arrowstyle": "-", "color": colour}
+        line = {"arrowstyle": "-", "color": colour, "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 0}
         axis.annotate(name, (1, value), (1.06, place), across, color=colour, va="center", arrowprops=line)
