@@ -223,9 +223,7 @@ def overview(material: Material) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def minus_none(
-    frame: pd.DataFrame, rows: Mapping[str, Sequence[str]], methods: Sequence[str]
-) -> pd.DataFrame:
+def minus_none(frame: pd.DataFrame, rows: Mapping[str, Any], methods: Sequence[str]) -> pd.DataFrame:
     """Return the headline differences from `none`, all seeds: a row per title, with its experiment and size."""
     gaps = estimates.against(frame, "none")
     cells = dict(zip(zip(gaps["experiment"], gaps["size"], gaps["label"]), column(difference_text, gaps)))

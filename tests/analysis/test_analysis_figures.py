@@ -18,6 +18,7 @@ from analysis.runs import RESULTS, at_most, load, settings
 from analysis.tables import TABLES, Material
 from benchmarks import measuring
 from benchmarks.measuring import record
+from fire_core.errors import UserError
 from fire_core.methods import available
 
 CELL = "fig2a_cifar10_resnet18"
@@ -191,9 +192,12 @@ def test_the_map_of_layers_shows_each_gain_and_greys_what_is_not_clear(tmp_path)
         for seed in (1, 2):
             noise = 0.05 * (seed == 2) * label.endswith("conv2")
             write_run(tmp_path, "sensitivity_resnet18", label, seed, warm_start_lines(level + noise, seed))
-    shown = studies.draw_layers([load(tmp_path)]).axes[0].texts
+    results = load(tmp_path)
+    shown = studies.draw_layers([results]).axes[0].texts
     assert {text.get_text() for text in shown} == {"+0.100", "-0.075", "head\n+0.050", "all\n+0.200"}
     assert [text.get_text() for text in shown if text.get_color() == "#8A8A8A"] == ["-0.075"]
+    with pytest.raises(UserError, match="run method=none too"):
+        studies.draw_layers([results.select(label="fire")])
 
 
 DIAL = {"fire_exact": 0.7, "fire": 0.69, "rescale": 0.68, "cap-high=2": 0.75, "cap-high=0.5": 0.55}
