@@ -34,8 +34,12 @@ def draw_figures(options: Namespace) -> int:
             print(f"{name}: no finished run of {', '.join(drawing.experiments)} in '{options.root}'")
             continue
         parts = [part for part in settings(at_most(results, size)) if len(part.metrics)]
+        if (figure := drawing.draw(parts)) is None:
+            print(f"{name}: no run in '{options.root}' that it shows")
+            continue
         stem = Path(options.out or f"{options.root}/figures") / f"{name}-{size}"
-        for path in plot.save(drawing.draw(parts), stem, options.formats.split(","), CAPTIONS[name], parts):
+        below = [markdown(drawing.table(parts))] if drawing.table else []
+        for path in plot.save(figure, stem, options.formats.split(","), CAPTIONS[name], parts, *below):
             print(f"{name}, size {size}: {path}")
     return say(found.problems)
 

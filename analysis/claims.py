@@ -106,10 +106,9 @@ def _compared(part: Results, which: str, rounds: int) -> pd.DataFrame:
     metrics = part.metrics[part.metrics["label"] == part.metrics["method"]]
     ends, (holds, measured) = measures.values(metrics, measure), premise(part, which, rounds)
     decimals = measures.digits(measure.metric, chain.from_iterable(each.values() for each in ends.values()))
-    rows, ran = [], set(ends)
+    rows, ran, note = [], set(ends), ""
     if which == "confirming" and size == "medium":  # what was planned is open until it has run
         ran |= {method for planned, method in confirming_plan(rounds) if planned == experiment}
-    note = ""
     if which == "confirming" and holds and (later := premise(part, "all")).holds is False:
         note = f"premise not met on all {later.measured.n} seeds"
     for pair in _pairs(experiment, ran):
@@ -122,11 +121,11 @@ def _compared(part: Results, which: str, rounds: int) -> pd.DataFrame:
         complete = 0 < len(seeds) == len(used) if which == "confirming" else len(used) > 1
         row = first[["experiment", "figure", "panel", "size", "data"]].to_dict() | pair
         row |= {"premise": holds, "measured": measured, "planned": len(seeds), "complete": complete}
-        row |= {"decimals": decimals, "note": note if planned else ""}
+        row |= {"decimals": decimals, "note": note if planned else "", "gains": used}
+        row["exploring_gains"] = exploring
         for prefix, each in (("", used), ("exploring_", exploring)):
-            mean, low, high, p, n = estimate(each)
-            row |= {f"{prefix}gains": each, f"{prefix}seeds": n, f"{prefix}gain": mean}
-            row |= {f"{prefix}low": low, f"{prefix}high": high, f"{prefix}p": p}
+            told = zip(("gain", "low", "high", "p", "seeds"), estimate(each))
+            row |= {f"{prefix}{name}": number for name, number in told}
         rows.append(row)
     table = pd.DataFrame(rows, columns=[*COLUMNS, "complete", "p_least"])
     if table.empty:

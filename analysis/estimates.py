@@ -23,18 +23,6 @@ COLUMNS = [
     "n", "mean", "low", "high", "lowest", "highest",
     "reference", "difference", "difference_low", "difference_high", "pairs", "p",
 ]  # fmt: skip
-BOUNDARY = {
-    "matrices": "matrices changed",
-    "dfi_before": "DfI before",
-    "dfi_after": "DfI after, as stored",
-    "dfi_factor": "DfI after, before scaling",
-    "sfe": "SFE",
-    "sfe_share": "SFE / SFE of a full reset",
-    "common_dfi_before": "DfI before, FIRE's matrices",
-    "common_dfi_after": "DfI after, FIRE's matrices",
-    "common_sfe_share": "SFE / SFE of a full reset, FIRE's matrices",
-    "seconds": "seconds",
-}
 
 
 def frame(results: Results) -> pd.DataFrame:
@@ -42,16 +30,14 @@ def frame(results: Results) -> pd.DataFrame:
     rows = []
     for part in settings(results):
         setting = part.first[SETTING].to_dict()
-        looks, changed = names.looks(part), part.overrides
-        methods = dict(zip(part.runs["label"], part.runs["method"]))
+        looks = names.looks(part)
         for kind, headline, measure, values in numbers(part):
             shared = setting | {"kind": kind, "headline": headline, "metric": measure.key}
             shared |= {"measure": measure.title, "higher_is_better": measure.higher_is_better}
             for label in filter(values.get, looks):
-                known = shared | {"method": methods[label], "label": label, "name": looks[label].name}
-                known["changed"] = names.changes(changed[label])
-                compared = {} if kind == "boundary" else references(label, values, methods, changed)
-                others = {name: values[other] for name, other in compared.items()}
+                known = shared | {"method": part.methods[label], "label": label, "name": looks[label].name}
+                known["changed"] = names.changes(part.overrides[label])
+                others = {} if kind == "boundary" else references(label, values, part)
                 rows += [known | row for row in _rows(values[label], others)]
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -62,7 +48,7 @@ def numbers(part: Results) -> Iterator[tuple[str, bool, Measure, Values]]:
         yield "result", place == 0, measure, measures.values(part.metrics, measure)
     rows = part.boundaries
     last = rows[rows["phase"] == rows.groupby(["label", "seed"])["phase"].transform("max")]
-    for column, title in BOUNDARY.items():
+    for column, title in names.NAMES["boundary"].items():
         values = measures.by_label(pd.to_numeric(last.set_index(["label", "seed"])[column]))
         yield "boundary", False, Measure(column, title, higher_is_better=False), values
     if HESSIAN.metric in set(part.metrics["metric"]):
@@ -71,25 +57,23 @@ def numbers(part: Results) -> Iterator[tuple[str, bool, Measure, Values]]:
 
 def _rows(own: dict[int, float], compared: Values) -> Iterator[dict[str, object]]:
     """Yield the mean of one label once per reference with which it shares a seed; once with "" if there is none."""
-    found = estimate(own)
-    row = {"n": found.n, "mean": found.mean, "low": found.low, "high": found.high}
+    mean, low, high, _, n = estimate(own)
+    row = {"n": n, "mean": mean, "low": low, "high": high}
     row |= {"lowest": min(own.values()), "highest": max(own.values())}
     gaps = {name: gap for name, other in compared.items() if (gap := estimate(paired(own, other))).n}
-    for name, gap in (gaps or {"": estimate([])}).items():
-        compare = {"difference": gap.mean, "difference_low": gap.low, "difference_high": gap.high}
-        yield row | compare | {"reference": name, "pairs": gap.n, "p": gap.p}
+    for name, (difference, low, high, p, n) in (gaps or {"": estimate([])}).items():
+        compare = {"difference": difference, "difference_low": low, "difference_high": high}
+        yield row | compare | {"reference": name, "pairs": n, "p": p}
 
 
-def references(
-    label: str, known: Values, methods: dict[str, str], changed: dict[str, dict[str, str]]
-) -> dict[str, str]:
-    """Return {name of the reference: its label} among the labels `known`."""
-    method = methods[label]
+def references(label: str, known: Values, part: Results) -> Values:
+    """Return {name of the reference: its numbers} among the labels `known`."""
+    methods, changed = part.methods, part.overrides
     shared = {key: value for key, value in changed[label].items() if not key.startswith("method.")}
     same = [each for each in known if methods[each] == "none" and changed[each] == shared]
-    wanted = {"none": same[0] if same else "none", "fire": "fire", "unchanged": method}
-    wanted["muon"] = "muon" if method == "fire_muon" else ""
-    return {name: other for name, other in wanted.items() if other in known and other != label}
+    wanted = {"none": same[0] if same else "none", "fire": "fire", "unchanged": methods[label]}
+    wanted["muon"] = "muon" if methods[label] == "fire_muon" else ""
+    return {name: known[other] for name, other in wanted.items() if other in known and other != label}
 
 
 def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
@@ -99,6 +83,11 @@ def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
 def means(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame without its comparisons: one row per setting, measure and label."""
     return frame.drop_duplicates([*KEYS, "metric", "label"])
+
+
+def against(frame: pd.DataFrame, reference: str) -> pd.DataFrame:
+    """Return the comparisons of the headline measures with `reference`."""
+    return frame[frame["headline"] & (frame["reference"] == reference)]
 
 
 def minus(rows: pd.DataFrame, reference: str) -> pd.DataFrame:

@@ -5,6 +5,7 @@ it is taken from the frame of estimates, and the script of the page computes non
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,20 +106,19 @@ def _measure(rows: pd.DataFrame, labels: dict[str, int]) -> dict[str, Any]:
     """Return the estimates of one measure, with the text of the tables: [method, mean, low, high, seeds, text] and
     [method, reference, text of the difference, word, pairs, p]."""
     rows = rows.assign(place=rows["label"].map(labels)).sort_values("place", kind="stable")
-    about = rows.iloc[0]
+    numbers = ("place", "mean", "low", "high", "n")
     ends = [
-        [row["place"], *map(_short, row[["mean", "low", "high"]]), row["n"], _text(row)]
-        for _, row in estimates.means(rows).iterrows()
+        [*(_short(row[n]) for n in numbers), _text(row)] for row in estimates.means(rows).to_dict("records")
     ]
     gaps = [
         [row["place"], row["reference"], difference_text(row), row["word"], row["pairs"], p_text(row["p"])]
-        for _, row in rows[rows["reference"] != ""].iterrows()
+        for row in rows[rows["reference"] != ""].to_dict("records")
     ]
-    better = "higher" if about["higher_is_better"] else "lower"
-    return {"title": about["measure"], "better": better if gaps else "", "ends": ends, "gaps": gaps}
+    better = "higher" if rows["higher_is_better"].iloc[0] else "lower"
+    return {"title": rows["measure"].iloc[0], "better": better if gaps else "", "ends": ends, "gaps": gaps}
 
 
-def _text(row: pd.Series) -> str:
+def _text(row: Mapping[str, Any]) -> str:
     """Return a mean with its interval; what was measured at a boundary has three significant digits."""
     if row["kind"] == "result":
         return mean_text(row)

@@ -63,8 +63,7 @@ LOSSES = [
 EVALUATED = Measure("eval_return", "evaluation return, end")
 PLAYED = Measure("train_return", "training return, last tenth of the steps", "tail")
 AROUND = [
-    Measure("eval_return", "evaluation return, right after the boundary", "after"),
-    Measure("eval_return", "evaluation return, right before the boundary", "before"),
+    Measure("eval_return", f"evaluation return, right {at} the boundary", at) for at in ("after", "before")
 ]
 AT_BOUNDARY = {  # right before it, right after it, and at the end of training
     "fig2": (Measure("test_accuracy", "test accuracy", "before"), TEST_AFTER, TEST),
@@ -131,9 +130,8 @@ def values(metrics: pd.DataFrame, measure: Measure) -> Values:
     """Return {label: {seed: number}}. Runs that did not log the metric, or whose number is not finite, are absent. So are
     those whose last phase logged no finite value, if the number is the final one."""
     ended = metrics.groupby(["label", "seed"])[["phase", "step"]].max().add_prefix("ended_")
-    rows = ordered_rows(metrics, measure.logged)
-    if measure.reduce == "late_phases":
-        rows = phase_ends(metrics, measure.metric)
+    late = measure.reduce == "late_phases"
+    rows = phase_ends(metrics, measure.metric) if late else ordered_rows(metrics, measure.logged)
     if rows.empty:
         return {}
     rows = rows.join(ended, on=["label", "seed"])
@@ -156,9 +154,8 @@ def random_returns(metrics: pd.DataFrame) -> dict[int, float]:
 def by_label(series: pd.Series) -> Values:
     """Return a series with the index (label, seed) as {label: {seed: value}}, without values that are not finite."""
     found: Values = {}
-    for (label, seed), value in series.items():
-        if np.isfinite(value):
-            found.setdefault(str(label), {})[int(seed)] = float(value)
+    for (label, seed), value in series[np.isfinite(series)].items():
+        found.setdefault(str(label), {})[int(seed)] = float(value)
     return found
 
 

@@ -50,7 +50,7 @@ def ordered(methods: Iterable[str]) -> list[str]:
 
 def looks(results: Results) -> dict[str, Look]:
     """Return {label: look} in the order of every table; a method is followed by its runs with changed settings."""
-    changed, methods = results.overrides, dict(zip(results.runs["label"], results.runs["method"]))
+    changed, methods = results.overrides, results.methods
     order = ordered(methods.values())
     labels = sorted(methods, key=lambda label: (order.index(methods[label]), label != methods[label], label))
     return {label: look(methods[label], changed[label]) for label in labels}

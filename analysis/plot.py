@@ -25,22 +25,17 @@ from scipy import stats as scipy_stats
 
 from analysis import claims
 from analysis.measures import Values
-from analysis.names import INTEREST, METHODS, Look, look
+from analysis.names import INTEREST as INTEREST
+from analysis.names import METHODS, Look, look
 from analysis.runs import Results
 from analysis.stats import CONFIDENCE, estimate
 from fire_core.files import write_atomic, written_aside
 
 BAND = "Lines and marks are means over the seeds, bands and bars 95 % intervals."
 PREMISE = "Grey text: the premise of the paper's claims is not met in a panel (docs/concepts/statistics.md)."
-STYLE = {
-    "font.size": 8, "axes.titlesize": 8.5, "axes.labelsize": 8, "legend.fontsize": 7.5,
-    "xtick.labelsize": 7.5, "ytick.labelsize": 7.5, "axes.titlelocation": "left",
-    "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7,
-    "axes.grid": True, "grid.color": "#EBEBEB", "grid.linewidth": 0.6, "axes.axisbelow": True,
-    "lines.solid_capstyle": "round", "figure.dpi": 100, "savefig.dpi": 160, "savefig.bbox": "tight",
-    "savefig.pad_inches": 0.05, "svg.hashsalt": "fire", "pdf.fonttype": 42, "figure.max_open_warning": 0,
-}  # fmt: skip
-plt.rcParams.update(STYLE)
+plt.style.use(Path(__file__).with_name("figures.mplstyle"))
+plt.rcParams["figure.max_open_warning"] = 0
+DASHED = (0, (4, 2))
 
 
 def premise_text(part: Results) -> str:
@@ -53,10 +48,9 @@ def premise_text(part: Results) -> str:
 
 
 def draw_premise(axis: Axes, part: Results) -> None:
-    style = {"va": "top", "color": "#6F6F6F", "fontsize": 6.5, "zorder": 5}
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    style = {"va": "top", "color": "#6F6F6F", "fontsize": 6.5, "zorder": 5, "transform": axis.transAxes}
     if text := premise_text(part):
-        axis.text(0.02, 0.98, text, transform=axis.transAxes, bbox=box, **style)
+        axis.text(0.02, 0.98, text, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5}, **style)
 
 
 # ------------------------------------------------------------------------------------------------ curves
@@ -87,28 +81,19 @@ def band(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_curves(
-    axis: Axes,
-    rows: pd.DataFrame,
-    looks: Mapping[str, Look],
-    interest: Sequence[str] = INTEREST,
-    bands: Sequence[str] | None = None,
+    axis: Axes, rows: pd.DataFrame, looks: Mapping[str, Look], interest: Sequence[str], bands: Sequence[str]
 ) -> pd.DataFrame:
-    """Draw every label of `rows` (columns label, seed, x, value): those of interest thick, with a band (or only those of
-    `bands`), the others thin and paler. Return what was drawn (columns x, mean, low, high, seeds, label)."""
-    drawn, present = [], set(rows["label"])
-    for label, known in looks.items():
-        if label not in present:
-            continue
-        table, bright = band(rows[rows["label"] == label]), label in interest
-        style = {"color": pale(known.colour), "linewidth": 0.9, "markersize": 3, "zorder": 2}
-        if bright:
-            style = {"color": known.colour, "linewidth": 1.5, "markersize": 4}
-            style["zorder"] = 4 + (label == "fire")
-        every = None if len(table) <= 10 else [len(table) - 1]
-        axis.plot(table["x"], table["mean"], marker=known.marker, markevery=every, label=known.name, **style)
-        if label in (interest if bands is None else bands) and (table["seeds"] > 1).any():
-            shade = {"color": known.colour, "alpha": 0.13, "linewidth": 0}
-            axis.fill_between(table["x"], table["low"], table["high"], **shade)
+    """Draw every label of `rows` (columns label, seed, x, value): those of interest thick, the others thin and paler,
+    and those of `bands` with a band. Return what was drawn (columns x, mean, low, high, seeds, label)."""
+    drawn = []
+    for label in filter(set(rows["label"]).__contains__, looks):
+        (name, colour, marker), table = looks[label], band(rows[rows["label"] == label])
+        bright = {"color": colour, "linewidth": 1.5, "markersize": 4, "zorder": 4 + (label == "fire")}
+        thin = {"color": pale(colour), "linewidth": 0.9, "markersize": 3, "zorder": 2}
+        style = {"marker": marker, "markevery": None if len(table) <= 10 else [len(table) - 1], "label": name}
+        axis.plot(table["x"], table["mean"], **style, **(bright if label in interest else thin))
+        if label in bands and (table["seeds"] > 1).any():
+            axis.fill_between(table["x"], table["low"], table["high"], color=colour, alpha=0.13, linewidth=0)
         drawn.append(table.assign(label=label))
     return pd.concat(drawn, ignore_index=True)
 
@@ -127,7 +112,7 @@ def draw_ends(axis: Axes, ends: Values, looks: Mapping[str, Look], last: float) 
 
 def draw_level(axis: Axes, value: float, method: str) -> None:
     known = look(method)
-    axis.axhline(value, color=known.colour, linestyle=(0, (4, 2)), linewidth=1.2, label=known.name, zorder=3)
+    axis.axhline(value, color=known.colour, linestyle=DASHED, linewidth=1.2, label=known.name, zorder=3)
 
 
 def fit_limits(axis: Axes, drawn: pd.DataFrame, after: float, levels: Sequence[float] = ()) -> None:
@@ -141,18 +126,28 @@ def fit_limits(axis: Axes, drawn: pd.DataFrame, after: float, levels: Sequence[f
 
 def draw_empty(axis: Axes, text: str) -> None:
     """Draw a panel of the paper that was not run as an empty frame with the text "not run"."""
-    axis.set_title(f"{text}\n", color="#8A8A8A")
-    style = {"ha": "center", "va": "center", "color": "#8A8A8A", "fontsize": 10}
-    axis.text(0.5, 0.5, "not run", transform=axis.transAxes, **style)
+    grey = {"color": "#8A8A8A"}
+    axis.set_title(f"{text}\n", **grey)
+    axis.text(0.5, 0.5, "not run", ha="center", va="center", fontsize=10, transform=axis.transAxes, **grey)
     axis.set(xticks=[], yticks=[])
     axis.spines[:].set(visible=True, color="#D8D8D8")
 
 
 # ------------------------------------------------------------------------------------------------ whole figures
+def panels(count: int, most: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure of `count` panels of this size in inches, in rows of at most `most`."""
+    columns = min(most, count)
+    rows = -(-count // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(width * columns + 0.3, height * rows), squeeze=False)
+    for axis in grid.ravel()[count:]:
+        axis.axis("off")
+    return figure, list(grid.ravel()[:count])
+
+
 def row_heading(axis: Axes, text: str, up: int = 27) -> None:
     """Write the heading of a row of panels above its first one, `up` points above the frame."""
-    style = {"textcoords": "offset points", "weight": "bold", "fontsize": 9.5}
-    axis.annotate(text, (0, 1), (-30, up), "axes fraction", **style)
+    offset = {"xycoords": "axes fraction", "textcoords": "offset points"}
+    axis.annotate(text, (0, 1), (-30, up), weight="bold", fontsize=9.5, **offset)
 
 
 def with_legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None, **layout: float) -> Figure:
@@ -181,38 +176,34 @@ def with_legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None,
 
 def provenance(runs: pd.DataFrame) -> str:
     """Return size, data, commits and machines of the drawn runs, and how many had uncommitted changes."""
-    done = runs[runs["status"] == "done"]
-    words = []
+    done, words = runs[runs["status"] == "done"].astype(str), []
     for column in ("size", "data", "commit", "trunk_commit", "machine"):
-        cells = done[column].astype(str)
-        values = sorted({*(cells.str.split(" ").explode() if "commit" in column else cells)} - {""})
-        if values:
+        cells = done[column].str.split(" ").explode() if "commit" in column else done[column]
+        if values := sorted({*cells} - {""}):
             words.append(f"{column.replace('trunk_', 'shared first phase, ')}: {', '.join(values)}")
-    changed = int((done["dirty"].astype(str) == "True").sum())
+    changed = (done["dirty"] == "True").sum()
     return "; ".join(words) + (f"; {changed} of {len(done)} runs from a changed checkout" if changed else "")
 
 
-def save(figure: Figure, stem: Path, formats: list[str], caption: str, parts: list[Results]) -> list[Path]:
-    """Write `stem`.png and so on with caption and provenance, but no dates, inside, and `stem`.md; return the paths."""
+def save(
+    figure: Figure, stem: Path, formats: list[str], caption: str, parts: list[Results], *below: str
+) -> list[Path]:
+    """Write `stem`.png and so on with caption and provenance, but no dates, inside, and `stem`.md with `below` under both;
+    return the paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     source = provenance(pd.concat([part.runs for part in parts]))
     title, about = {"Title": stem.name}, f"{caption} {source}"
-    told = {
-        "svg": title | {"Description": about, "Date": None, "Creator": None},
-        "pdf": title | {"Subject": about, "CreationDate": None, "Producer": None},
-    }
-    paths = []
-    for ending in formats:
-        path = stem.with_name(f"{stem.name}.{ending}")
+    told = {"svg": title | {"Description": about, "Date": None, "Creator": None}}
+    told["pdf"] = title | {"Subject": about, "CreationDate": None, "Producer": None}
+    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in [*formats, "md"]]
+    for ending, path in zip(formats, paths):
         with written_aside(path) as aside:  # which replaces a link and writes nothing through it
             figure.savefig(aside, format=ending, metadata=told.get(ending))
             if ending == "png":
                 aside.write_bytes(small_png(aside.read_bytes(), title | {"Description": about}))
-        paths.append(path)
     plt.close(figure)
-    text = stem.with_name(f"{stem.name}.md")
-    write_atomic(text, f"{caption}\n\nRuns: {source}.\n")
-    return [*paths, text]
+    write_atomic(paths[-1], "\n\n".join([caption, f"Runs: {source}.", *below]) + "\n")
+    return paths
 
 
 def small_png(picture: bytes, about: Mapping[str, str] | None = None) -> bytes:

@@ -33,6 +33,11 @@ def difference_text(row: pd.Series, decimals: int | None = None) -> str:
     return spread(row["difference"], row["difference_low"], row["difference_high"], places, sign=True)
 
 
+def gain_text(row: pd.Series, of: str = "") -> str:
+    """Return the gain in a row of `claims.verdicts` with its interval; of="exploring_" is that of the exploring seeds."""
+    return spread(row[f"{of}gain"], row[f"{of}low"], row[f"{of}high"], row["decimals"], sign=True)
+
+
 def column(text: Callable[..., str], rows: pd.DataFrame, *more: Any) -> list[str]:
     """Return one text per row, as in `column(mean_text, rows)`."""
     return [text(row, *more) for row in rows.to_dict("records")]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,15 @@ class Results:
         """Return the rows of the experiments whose names match one of `patterns`, as in `fig2*`."""
         return self.select(experiment=matching(self.runs["experiment"].unique(), patterns))
 
-    @property
+    @cached_property
+    def methods(self) -> dict[str, str]:
+        """The method of each label."""
+        return dict(zip(self.runs["label"], self.runs["method"]))
+
+    @cached_property
     def overrides(self) -> dict[str, dict[str, str]]:
         """The settings that each label changed, as {label: {setting: value}}."""
-        rows = self.runs.drop_duplicates("label")
-        return {label: settings_of(text) for label, text in zip(rows["label"], rows["overrides"])}
+        return {label: settings_of(text) for label, text in zip(self.runs["label"], self.runs["overrides"])}
 
     @property
     def plain(self) -> Results:
@@ -96,6 +101,7 @@ def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
+@cache
 def settings_of(overrides: str) -> dict[str, str]:
     """Return {setting: value} of the column `overrides`, as {"method.iterations": "5"}."""
     pairs = (override.partition("=")[::2] for override in json.loads(overrides))

@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis import claims, estimates, measures, names, plot, tables
 from analysis.figures import CAPTIONS, curves
-from analysis.rendering import markdown, p_text, plain, spread
+from analysis.rendering import gain_text, markdown, p_text, plain
 from analysis.runs import Results, load, settings
 from analysis.tables import claim_text
 from fire_core.files import write_atomic
@@ -100,15 +100,12 @@ def chart(lines: Mapping[str, pd.Series]) -> str:
         levels = np.interp(drawn, places, heights).round().astype(int)
         for column, start, end in zip(drawn, [levels[0], *levels], levels):
             dots[min(start, end) : max(start, end) + 1, column] = True  # no gap where a curve is steep
-        free = [row for row in range(HEIGHT) if row not in titles]
-        if free:
+        if free := {*range(HEIGHT)} - {*titles}:
             titles[min(free, key=lambda row: abs(row - levels[-1] // 4))] = name
     ends = {0: f"{high:.3g}", HEIGHT - 1: f"{low:.3g}"}
     codes = 0x2800 + (dots.reshape(HEIGHT, 4, WIDTH, 2) * DOTS[:, None]).sum((1, 3))
-    return "\n".join(
-        f"{ends.get(row, ''):>8} {''.join(map(chr, line))} {titles.get(row, '')}".rstrip()
-        for row, line in enumerate(codes)
-    )
+    text = ["".join(map(chr, line)) for line in codes]
+    return "\n".join(f"{ends.get(i, ''):>8} {text[i]} {titles.get(i, '')}".rstrip() for i in range(HEIGHT))
 
 
 def sentences(compared: pd.DataFrame) -> list[str]:
@@ -124,8 +121,7 @@ def sentences(compared: pd.DataFrame) -> list[str]:
             said = "not judged, because too few seeds have a return of random actions above 0"
         else:
             said = "plasticity lost? run full_reset with at least two of the seeds"
-        gain = spread(row["gain"], row["low"], row["high"], row["decimals"], sign=True)
         p = "" if pd.isna(row["p_holm"]) else f", p {p_text(row['p_holm'])} corrected"
         seeds = names.seeds_text(pd.Series(row["seeds"]))
-        told.append(f"{row['experiment']}: {claim_text(row)}: {said} (gain {gain}{p}, {seeds})")
+        told.append(f"{row['experiment']}: {claim_text(row)}: {said} (gain {gain_text(row)}{p}, {seeds})")
     return told

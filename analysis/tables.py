@@ -13,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import claims, estimates, measures, names, paper, trial_evidence
-from analysis.figures import CAPTIONS, fig5, forest, studies
+from analysis import claims, estimates, measures, names, paper, rendering, trial_evidence
+from analysis.figures import CAPTIONS, dial, fig5, forest, studies
 from analysis.measures import digits
-from analysis.rendering import column, difference_text, markdown, mean_text, number, p_text, short, spread
+from analysis.rendering import column, difference_text, gain_text, markdown, number, short, spread
 from analysis.runs import RESULTS, SIZES, Results, at_largest_size, at_most, load_exported, settings
 from analysis.stats import estimate
 from fire_core.files import write_atomic
@@ -24,30 +24,12 @@ from fire_core.files import write_atomic
 ROOT = RESULTS.parents[1]
 DOCUMENTS = ["README.md", "REPRODUCED.md", "docs/findings.md", "docs/studies.md"]
 DOCUMENTS += [
-    "docs/concepts/statistics.md",
-    "docs/how-to/batch_norm.md",
-    "docs/how-to/try_before_you_treat.md",
+    f"docs/{page}.md" for page in ("concepts/statistics", "how-to/batch_norm", "how-to/try_before_you_treat")
 ]
+GAINS = {names.panel(name): (name, "medium") for name in studies.GAINS}
+EXPLORED = ("fire", "rescale", "shrink_perturb", "full_reset", "plasticity_injection")
 # experiments in README.md's table, each with the size that is shown
 OVERVIEW = dict.fromkeys([*studies.GAINS[:2], "fig3_60k", "fig4b_walk"], "medium") | {"random_label": "small"}
-EXPLORATORY = {  # of which no seeds were planned, or which are not judged
-    "Asterix": ("fig4a_asterix", "medium"),
-    "Asterix, slower recipe": ("fig4a_asterix_early", "medium"),
-    "BeamRider": ("fig4a_beam_rider", "medium"),
-    "Breakout": ("fig4a_breakout", "small"),
-    "H1 walk": ("fig4b_walk", "medium"),
-    "H1 balance": ("fig4b_balance_simple", "medium"),
-    "H1 run": ("fig4b_run", "medium"),
-    "random labels": ("random_label", "small"),
-    "random, then true labels": ("label_noise", "small"),
-    "ResNet-18, own pictures": ("pictures_resnet18", "small"),
-}
-THEOREMS = {
-    "1": "1: shift of the features' covariance, squared",
-    "2": "2: norm of the Hessian",
-    "3": "3: effective rank of a layer's output, from below",
-    "4": "4: activity of a unit, largest factor from the mean",
-}
 
 
 @dataclass(frozen=True)
@@ -79,7 +61,7 @@ class Material:
 
     def gaps(self, reference: str, *experiments: str) -> pd.DataFrame:
         """The headline comparisons with `reference`, each experiment at its largest size."""
-        rows = self.frame[self.frame["headline"] & (self.frame["reference"] == reference)]
+        rows = estimates.against(self.frame, reference)
         return at_largest_size(rows[rows["experiment"].isin(experiments)])
 
 
@@ -88,24 +70,15 @@ def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows of `claims.verdicts` as text: the exploring estimate, that of the confirming seeds, and the verdict."""
     table = []
     for row in rows.to_dict("records"):
-        explored, ours = (
-            spread(*(row[f"{seeds}{name}"] for name in ("gain", "low", "high")), row["decimals"], sign=True)
-            for seeds in ("exploring_", "")
-        )
         # where no comparison was planned and none of seeds 1 to 5 ran, those from 6 on explore
         fresh = " from 6 on" if not row["planned"] and min(row["exploring_gains"], default=0) > 5 else ""
-        told = {
-            "panel": names.panel(row["experiment"]),
-            "size": row["size"],
-            "comparison": claim_text(row),
-            "paper's gain": number(paper_gain(row), row["decimals"], sign=True),
-            "exploratory: gain [95 %] (seeds)": f"{explored} ({row['exploring_seeds']}{fresh})",
-            "confirmatory: gain [95 %]": ours,
-            "done": f"{row['seeds']} of {row['planned']}" if row["planned"] else "not planned",
-            "p, Holm": p_text(row["p_holm"]),
-            "verdict": row["verdict"] + (f" ({row['note']})" if row["note"] else ""),
-        }
-        table.append(told)
+        explored = f"{gain_text(row, 'exploring_')} ({row['exploring_seeds']}{fresh})"
+        told = {"panel": names.panel(row["experiment"]), "size": row["size"], "comparison": claim_text(row)}
+        told["paper's gain"] = number(paper_gain(row), row["decimals"], sign=True)
+        told |= {"exploratory: gain [95 %] (seeds)": explored, "confirmatory: gain [95 %]": gain_text(row)}
+        told["done"] = f"{row['seeds']} of {row['planned']}" if row["planned"] else "not planned"
+        said = row["verdict"] + (f" ({row['note']})" if row["note"] else "")
+        table.append(told | {"p, Holm": rendering.p_text(row["p_holm"]), "verdict": said})
     return pd.DataFrame(table)
 
 
@@ -127,15 +100,14 @@ def premises(material: Material) -> pd.DataFrame:
     divided by that of random actions, on seeds 1 to 5 and on all seeds before the second round."""
     table, said = [], {True: "met", False: "not met", None: "-"}
     for part in material.parts("fig2*", "fig4*"):
-        experiment = part.first["experiment"]
         first, last = claims.premise(part, rounds=1), claims.premise(part)
-        second = first.measured and last.measured.n > first.measured.n
-        everything = last if second else claims.premise(part, "all")
-        if first.measured is None or experiment not in paper.panels():
+        if first.measured is None or part.first["experiment"] not in paper.panels():
             continue
-        row = {"panel": names.panel(experiment), "size": part.first["size"], "round": 2 if second else 1}
+        second, level = last.measured.n > first.measured.n, part.first["figure"].startswith("fig2")
+        row = {"panel": names.panel(part.first["experiment"]), "size": part.first["size"]}
+        row["round"] = 2 if second else 1
+        everything = last if second else claims.premise(part, "all")
         for seeds, found in (("seeds 1 to 5", first), ("all seeds before round 2", everything)):
-            level = experiment.startswith("fig2")
             row[seeds] = f"{spread(*found.measured[:3], 4 if level else 2, sign=level)} ({found.measured.n})"
             row[f"{seeds}: premise"] = said[found.holds]
         table.append(row)
@@ -143,11 +115,10 @@ def premises(material: Material) -> pd.DataFrame:
 
 
 def counts(material: Material) -> pd.DataFrame:
-    titles = {"all": "comparisons whose premise is met", "not planned": "no seeds planned"}
-    titles["suite_wide"] = "hold, suite-wide correction"
     shown = {seeds: claims.largest(claims.of_paper(table)) for seeds, table in material.both.items()}
-    rows = [{"seeds": seeds} | claims.counts(table) for seeds, table in shown.items()]
-    return pd.DataFrame(rows).rename(columns=titles)
+    rows = pd.DataFrame({"seeds": seeds} | claims.counts(table) for seeds, table in shown.items())
+    titles = {"all": "comparisons whose premise is met", "not planned": "no seeds planned"}
+    return rows.rename(columns=titles | {"suite_wide": "hold, suite-wide correction"})
 
 
 def pooled(material: Material) -> pd.DataFrame:
@@ -155,18 +126,13 @@ def pooled(material: Material) -> pd.DataFrame:
     table = []
     for seeds, verdicts in material.both.items():
         for row in claims.pooled(verdicts).to_dict("records"):
-            theirs = [paper.gain(panel, "fire", row["rival"]) for panel in paper.panels()]
-            known = [gap for gap in theirs if gap == gap]
-            told = {
-                "FIRE against": names.look(row["rival"]).name,
-                "seeds": seeds,
-                "panels": row["panels"],
-                "FIRE ahead": row["ahead"],
-                "standardised gain [95 %]": spread(row["mean"], row["low"], row["high"], 2, sign=True),
-                "I²": "-" if pd.isna(row["i2"]) else f"{row['i2']:.0%}",
-                "p, Holm": p_text(row["p_holm"]),
-                "in the paper, all panels": f"{sum(gap > 0 for gap in known)} of {len(known)}",
-            }
+            theirs = pd.Series([paper.gain(panel, "fire", row["rival"]) for panel in paper.panels()])
+            gain = spread(row["mean"], row["low"], row["high"], 2, sign=True)
+            told = {"FIRE against": names.look(row["rival"]).name, "seeds": seeds, "panels": row["panels"]}
+            told |= {"FIRE ahead": row["ahead"], "standardised gain [95 %]": gain}
+            i2 = "-" if pd.isna(row["i2"]) else f"{row['i2']:.0%}"
+            told |= {"I²": i2, "p, Holm": rendering.p_text(row["p_holm"])}
+            told["in the paper, all panels"] = f"{(theirs > 0).sum()} of {theirs.count()}"
             table.append(told)
     return pd.DataFrame(table)
 
@@ -176,27 +142,18 @@ def example(material: Material) -> pd.DataFrame:
     rows = material.planned.query("experiment == 'fig2a_cifar10_resnet18' and kind == 'claims'")
     rows = rows.sort_values("p")
     error = rows["gains"].map(lambda gains: pd.Series(gains).sem())
-    columns = {
-        "comparison": column(claim_text, rows),
-        "mean difference": rows["gain"].map("{:+.4f}".format),
-        "standard error": error.map("{:.4f}".format),
-        "t": (rows["gain"] / error).map("{:+.2f}".format),
-        "p": rows["p"].map("{:.2g}".format),
-        "times": range(len(rows), 0, -1),
-        "p, Holm": rows["p_holm"].map("{:.2g}".format),
-        "verdict": rows["verdict"],
-    }
-    return pd.DataFrame(columns)
+    table = {"comparison": column(claim_text, rows), "mean difference": rows["gain"].map("{:+.4f}".format)}
+    table |= {"standard error": error.map("{:.4f}".format), "t": (rows["gain"] / error).map("{:+.2f}".format)}
+    table |= {"p": rows["p"].map("{:.2g}".format), "times": range(len(rows), 0, -1)}
+    return pd.DataFrame(table | {"p, Holm": rows["p_holm"].map("{:.2g}".format), "verdict": rows["verdict"]})
 
 
 def grid(material: Material, rivals: Sequence[str]) -> pd.DataFrame:
     """Return one row per panel of the paper and one column per rival: where FIRE ends, by the verdict of the panel."""
     rows = claims.of_fire(material.planned)
-    rows = rows.assign(side=column(side, rows))
-    wide = rows.pivot(index="experiment", columns="worse", values="side")
+    wide = rows.assign(side=column(side, rows)).pivot(index="experiment", columns="worse", values="side")
     wide = wide.reindex(paper.panels(), columns=rivals).dropna(how="all").fillna("-")
-    wide = wide.rename(index=names.panel).rename_axis("panel")
-    return wide.rename(columns=lambda rival: f"against {forest.short(rival)}").reset_index()
+    return by_panel(wide.rename(columns=lambda rival: f"against {forest.short(rival)}"))
 
 
 def side(row: Mapping[str, Any]) -> str:
@@ -209,20 +166,16 @@ def side(row: Mapping[str, Any]) -> str:
 def contradictions(material: Material) -> pd.DataFrame:
     """Return the decided comparisons whose order is not the paper's, and the order of curvature in Figure 5b."""
     table = []
-    for row in material.planned.to_dict("records"):
-        theirs = paper_gain(row)
-        if row["verdict"] in claims.DECIDED and theirs * row["gain"] < 0:
-            ours = spread(row["gain"], row["low"], row["high"], row["decimals"], sign=True)
-            told = {"panel": names.panel(row["experiment"]), "comparison": claim_text(row)}
-            table.append(told | {"paper": number(theirs, row["decimals"], sign=True), "ours [95 %]": ours})
-    theirs = paper.figure_5b("hessian_lambda_max")
+    for row in material.planned[material.planned["verdict"].isin(claims.DECIDED)].to_dict("records"):
+        if paper_gain(row) * row["gain"] < 0:
+            theirs = number(paper_gain(row), row["decimals"], sign=True)
+            table.append((names.panel(row["experiment"]), claim_text(row), theirs, gain_text(row)))
+    theirs, what = paper.figure_5b("hessian_lambda_max"), "largest Hessian eigenvalue: FIRE, S&P"
+    told = f"{theirs['fire']:.1f}, {theirs['shrink_perturb']:.1f} (network not named)"
     for row in fig5.hessians(at_largest_size(material.frame)).to_dict("records"):
-        told = {"panel": f"5b, {names.panel(row['experiment'])}"}
-        told["comparison"] = "largest Hessian eigenvalue: FIRE, S&P"
-        told["paper"] = f"{theirs['fire']:.1f}, {theirs['shrink_perturb']:.1f} (network not named)"
         ours = f"{row['fire']:.0f}, {row['shrink_perturb']:.0f} ({row['n']} seeds)"
-        table.append(told | {"ours [95 %]": ours})
-    return pd.DataFrame(table)
+        table.append((f"5b, {names.panel(row['experiment'])}", what, told, ours))
+    return pd.DataFrame(table, columns=["panel", "comparison", "paper", "ours [95 %]"])
 
 
 # ------------------------------------------------------------------------------------------------ estimates
@@ -230,7 +183,7 @@ def ends(part: pd.DataFrame, measure: str) -> pd.DataFrame:
     """Return mean and difference from `none` of each method, over all seeds, and at size paper the paper's end value."""
     rows = estimates.minus(part[part["metric"] == measure], "none")
     about, decimals = rows.iloc[0], digits(measure, rows["mean"])
-    table = {"method": rows["name"], "all seeds: mean [95 %]": column(mean_text, rows, decimals)}
+    table = {"method": rows["name"], "all seeds: mean [95 %]": column(rendering.mean_text, rows, decimals)}
     table |= {"seeds": rows["n"], "all seeds: minus none [95 %]": column(difference_text, rows, decimals)}
     shown = about["headline"] and about["size"] == "paper"
     if theirs := paper.end_values(about["experiment"]) if shown else {}:
@@ -246,9 +199,9 @@ def at_boundary(part: pd.DataFrame) -> pd.DataFrame:
         rows = rows[~rows["metric"].str.startswith("common_")]
     if rows.empty:
         return pd.DataFrame()
-    wide = rows.pivot_table(index="name", columns="measure", values="mean", sort=False)
-    wide = wide.loc[part["name"].drop_duplicates()[lambda kept: kept.isin(wide.index)]]
-    return wide[rows["measure"].unique()].map(short).rename_axis("method").reset_index()
+    wide = rows.pivot_table(index="name", columns="measure", values="mean")
+    wide = wide.reindex(part["name"].unique(), columns=rows["measure"].unique()).dropna(how="all")
+    return wide.map(short).rename_axis("method").reset_index()
 
 
 def overview(material: Material) -> pd.DataFrame:
@@ -270,9 +223,9 @@ def overview(material: Material) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def minus_none(frame: pd.DataFrame, rows: dict[str, tuple[str, str]], methods: Sequence[str]) -> pd.DataFrame:
+def minus_none(frame: pd.DataFrame, rows: Mapping[str, Any], methods: Sequence[str]) -> pd.DataFrame:
     """Return the headline differences from `none`, all seeds: a row per title, with its experiment and size."""
-    gaps = frame[frame["headline"] & (frame["reference"] == "none")]
+    gaps = estimates.against(frame, "none")
     cells = dict(zip(zip(gaps["experiment"], gaps["size"], gaps["label"]), column(difference_text, gaps)))
     return pd.DataFrame(
         {"panel": title} | {names.look(method).name: cells.get((*setting, method), "-") for method in methods}
@@ -280,64 +233,43 @@ def minus_none(frame: pd.DataFrame, rows: dict[str, tuple[str, str]], methods: S
     )
 
 
-def gains(material: Material) -> pd.DataFrame:
-    rows = {names.panel(name): (name, "medium") for name in studies.GAINS}
-    return minus_none(estimates.gains(material.frame), rows, studies.PARTS)
-
-
-def exploratory(material: Material) -> pd.DataFrame:
-    """Return differences from `none` that no seeds were planned for or that are not judged, over all seeds."""
-    methods = ("fire", "rescale", "shrink_perturb", "full_reset", "plasticity_injection")
-    return minus_none(material.frame, EXPLORATORY, methods)
-
-
 def costs(material: Material) -> pd.DataFrame:
     """Return the measure right before the last boundary, right after it and at the end, over all seeds."""
-    table, renewed = [], studies.renewed()
+    table = []
     for part in settings(at_most(material.results.select(experiment=studies.COSTS), "medium")):
-        _, new = renewed.get(part.first["experiment"], ({}, {}))
         decimals = digits(measures.AT_BOUNDARY[part.first["figure"][:4]][0].metric)
-        for label, row in studies.costs(part).iterrows():
-            about = {"panel": names.panel(part.first["experiment"]), "method": names.look(label).name}
-            texts = {moment: spread(*found[:3], decimals) for moment, found in row.items()}
-            again = estimate(new.get(str(label), {}))
-            texts["new statistics (seeds)"] = f"{spread(*again[:3])} ({again.n})" if again.n else "-"
-            texts["end"] = texts.pop("end")
-            table.append(about | texts | {"seeds": row["end"].n})
+        for label, (*moments, end, again) in studies.costs(part).iterrows():
+            row = {"panel": names.panel(part.first["experiment"]), "method": names.look(label).name}
+            row |= {moment: spread(*each[:3], decimals) for moment, each in zip(studies.MOMENTS, moments)}
+            row["new statistics (seeds)"] = f"{spread(*again[:3])} ({again.n})" if again.n else "-"
+            table.append(row | {"end": spread(*end[:3], decimals), "seeds": end.n})
     return pd.DataFrame(table)
 
 
 def batch_norm(_: Material) -> pd.DataFrame:
     """Return the test accuracy right after the first boundary, with the old and with new statistics of batch norm."""
     table = []
-    for experiment, (old, new) in studies.renewed().items():
-        for method in names.ordered(old):
-            told = {age: estimate(values[method]) for age, values in (("old", old), ("new", new))}
+    for experiment, both in studies.renewed().items():
+        for method in names.ordered(both[0]):
+            old, new = (estimate(values[method]) for values in both)
             row = {"panel": names.panel(experiment), "method": names.look(method).name}
-            row |= {f"{age} statistics": spread(*each[:3]) for age, each in told.items()}
-            table.append(row | {"seeds": told["new"].n})
+            row |= {"old statistics": spread(*old[:3]), "new statistics": spread(*new[:3])}
+            table.append(row | {"seeds": new.n})
     return pd.DataFrame(table)
 
 
 def trials(_: Material) -> pd.DataFrame:
     """Return what the trials on fresh seeds chose in each panel, and the share of the range that each choice lost."""
-    found, rows = trial_evidence.fresh(load_exported(RESULTS / "trial")), []
-    ways = {
-        "the trial": "the leader",
-        "the cautious trial": "the cautious",
-        "always `none`": "none",
-        "always FIRE": "fire",
-    }
-    losses = found.groupby("experiment")[[f"loss of {way}" for way in ways.values()]].mean()
+    titles = {"the leader": "the trial", "the cautious": "the cautious trial"}
+    titles |= {"none": "always `none`", "fire": "always FIRE"}
+    panels = trial_evidence.fresh(load_exported(RESULTS / "trial")).groupby("experiment")
+    losses = panels[[f"loss of {way}" for way in titles]].mean()
     losses.loc["mean"] = losses.mean()
-    for experiment, lost in losses.iterrows():
-        chosen = found["leader"][found["experiment"] == experiment].value_counts()
-        told = ", ".join(f"{names.look(method).name} {times}" for method, times in chosen.items())
-        row = {"panel": names.panel(str(experiment)), "chosen by the trials": told}
-        rows.append(
-            row | {f"loss of {title}": f"{lost[f'loss of {way}']:.2f}" for title, way in ways.items()}
-        )
-    return pd.DataFrame(rows)
+    table = losses.map("{:.2f}".format).set_axis([f"loss of {title}" for title in titles.values()], axis=1)
+    chosen = {name: leaders.value_counts() for name, leaders in panels["leader"]}
+    told = {n: ", ".join(f"{names.look(m).name} {k}" for m, k in each.items()) for n, each in chosen.items()}
+    table.insert(0, "chosen by the trials", table.index.map(told).fillna(""))
+    return by_panel(table)
 
 
 def triggers(material: Material) -> pd.DataFrame:
@@ -346,62 +278,67 @@ def triggers(material: Material) -> pd.DataFrame:
     rows = estimates.minus(estimates.of(material.frame, part).query("headline"), "fire")
     acted = part.boundaries[part.boundaries["matrices"] > 0].groupby("label").size()
     acts = rows["label"].map(acted).fillna(0) / rows["label"].map(part.finished.groupby("label").size())
-    table = {"method": rows["name"], "acts": acts.map(short), "mean [95 %]": column(mean_text, rows)}
+    table = {"method": rows["name"], "acts": acts.map(short)}
+    table["mean [95 %]"] = column(rendering.mean_text, rows)
     return pd.DataFrame(table | {"minus FIRE [95 %]": column(difference_text, rows), "seeds": rows["n"]})
 
 
 def random_labels(material: Material) -> pd.DataFrame:
     """Return every method at its own settings on random labels, best first, and its difference from FIRE."""
-    rows = material.gaps("fire", "random_label")
-    rows = rows[rows["label"] == rows["method"]].sort_values("difference", ascending=False)
+    rows = material.gaps("fire", "random_label").query("label == method")
+    rows = rows.sort_values("difference", ascending=False)
     texts = column(difference_text, rows)
     return pd.DataFrame({"method": rows["name"], "minus FIRE [95 %]": texts, "seeds": rows["pairs"]})
 
 
 def status(material: Material) -> pd.DataFrame:
     """Return the methods, seeds and data that are finished: one row per panel of the paper, one column per size."""
-    rows = {panel: dict.fromkeys(SIZES[:-1], "not run") for panel in paper.panels()}
-    for (experiment, size), runs in material.results.finished.groupby(["experiment", "size"]):
-        if experiment in rows:
-            own = runs[runs["label"] == runs["method"]]
-            seeds = (own if len(own) else runs).groupby("label")["seed"].nunique()
-            most = f"{seeds.max()}" if seeds.nunique() == 1 else f"{seeds.min()}-{seeds.max()}"
-            text = f"{len(seeds)} methods x {most} seeds, {names.data(runs['data'].iloc[0])}"
-            rows[experiment][size] = text
-    return pd.DataFrame({"panel": names.panel(panel)} | row for panel, row in rows.items())
+    cells = {}
+    for setting, runs in material.results.finished.groupby(["experiment", "size"]):
+        own = runs[runs["label"] == runs["method"]]
+        seeds = (own if len(own) else runs).groupby("label")["seed"].nunique()
+        most = f"{seeds.max()}" if seeds.nunique() == 1 else f"{seeds.min()}-{seeds.max()}"
+        cells[setting] = f"{len(seeds)} methods x {most} seeds, {names.data(runs['data'].iloc[0])}"
+    return by_panel(pd.Series(cells).unstack().reindex(paper.panels(), columns=SIZES[:-1]).fillna("not run"))
+
+
+def by_panel(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table whose index are experiments with the names of their panels in its first column."""
+    return table.rename(index=names.panel).rename_axis("panel").reset_index()
 
 
 # ------------------------------------------------------------------------------------------------ docs/studies.md
 def single_questions(material: Material) -> pd.DataFrame:
     """Return settings of FIRE that differ clearly, FIRE with Muon, single layers, and the matrices of a ViT."""
-    found = []
-
-    def add(where: str, rows: pd.DataFrame, other: str) -> None:
-        what = rows["name"] + f" minus {names.look(other).name.partition(' (')[0]}"
-        texts = {"difference [95 %]": column(difference_text, rows), "seeds": rows["pairs"]}
-        found.append(pd.DataFrame({"where": where, "what": what} | texts))
-
+    found = []  # (where, rows, what they are compared with)
     labels = ("settings_random_label", "random labels")
     for experiment, title in (labels, ("settings_warm_start", "warm start")):
         rows = material.gaps("fire", experiment)
         clear = (rows["word"] != "") & (rows["difference"] != 0)
-        add(f"settings, {title}", rows[clear & ~rows["method"].isin(["none", "muon", "fire_muon"])], "fire")
+        others = rows["method"].isin(["none", "muon", "fire_muon"])
+        found.append((f"settings, {title}", rows[clear & ~others], "fire"))
     for experiment, title in (labels, ("muon_fig3_60k", "language, loss")):
         for other in ("muon", "fire"):
-            add(f"Muon, {title}", material.gaps(other, experiment).query("label == 'fire_muon'"), other)
+            rows = material.gaps(other, experiment).query("label == 'fire_muon'")
+            found.append((f"Muon, {title}", rows, other))
     for part in material.parts("sensitivity_*"):
         rows = studies.layers(part)
         single = rows[rows["block"] != "all"]
         ranked = single.loc[[single["gain"].idxmax(), single["gain"].idxmin()]]
         ranked = ranked.assign(name=["best single layer, ", "worst single layer, "] + ranked["name"])
         shown = pd.concat([ranked, rows[rows["block"] == "all"]])
-        add(f"layers, {names.title(part).splitlines()[0]}", shown, "none")
+        found.append((f"layers, {names.title(part).splitlines()[0]}", shown, "none"))
     vits = {"ablation_targets_vit": "warm start", "fig2c_cifar100_vit_tiny": "class-incremental"}
     for experiment, title in vits.items():
         rows = material.gaps("none", experiment)
         shown = rows["changed"].str.startswith("targets=") | rows["label"].isin(["fire", "full_reset"])
-        add(f"ViT-Tiny, {title}", rows[shown], "none")
-    return pd.concat(found)
+        found.append((f"ViT-Tiny, {title}", rows[shown], "none"))
+    rows = pd.concat(rows.assign(where=where, other=other) for where, rows, other in found)
+    what = (
+        rows["name"] + " minus " + rows["other"].map(lambda other: names.look(other).name.partition(" (")[0])
+    )
+    texts = {"difference [95 %]": column(difference_text, rows), "seeds": rows["pairs"]}
+    return pd.DataFrame({"where": rows["where"], "what": what} | texts)
 
 
 def other_boundaries(material: Material) -> pd.DataFrame:
@@ -410,9 +347,9 @@ def other_boundaries(material: Material) -> pd.DataFrame:
     shares = replay.groupby(replay["changed"].str.removeprefix("protocol.replay=").astype(float))
     kept = "one class after another, {:.0%} of the old images kept"
     found = [(kept.format(share), "accuracy", rows) for share, rows in shares]
-    titles = {"language_domain": "language, new domain alone", "language_context": "language, windows of 512 after 128",
-              "language_questions": "language, answers to questions"}  # fmt: skip
-    found += [(title, "loss", material.gaps("none", name)) for name, title in titles.items()]
+    titles = {"domain": "new domain alone", "context": "windows of 512 after 128"}
+    for name, title in (titles | {"questions": "answers to questions"}).items():
+        found.append((f"language, {title}", "loss", material.gaps("none", f"language_{name}")))
     table = [
         {"boundary": boundary, "measure": measure}
         | {names.look(row["method"]).name: difference_text(row, 3) for row in rows.to_dict("records")}
@@ -424,9 +361,10 @@ def other_boundaries(material: Material) -> pd.DataFrame:
 def scaling(material: Material) -> pd.DataFrame:
     """Return the differences by the number of images as text, one row per study and number of images."""
     rows = studies.scaling(material.parts("scaling_warm_start*"))
-    numbers = rows[["mean", "low", "high", "n"]].to_numpy(object)
-    rows["text"] = [f"{spread(*row, sign=True)} ({n})" for *row, n in numbers]
-    rows["pair"] = rows["pair"].map(studies.pair_title)
+    text = [
+        f"{spread(*row, sign=True)} ({n})" for *row, n in rows[["mean", "low", "high", "n"]].to_numpy(object)
+    ]
+    rows = rows.assign(text=text, pair=rows["pair"].map(studies.pair_title))
     wide = rows.pivot(index=["study", "images"], columns="pair", values="text").fillna("-").reset_index()
     return wide.assign(images=wide["images"].map("{:,}".format))
 
@@ -436,11 +374,10 @@ def moved(material: Material) -> pd.DataFrame:
     matrices, at the first and at the last boundary, means over the seeds."""
     rows = at_largest_size(material.results.boundaries)
     rows = rows[rows["experiment"].str.fullmatch(r"fig2[abc]_\w+_vit_tiny") & rows["label"].eq("fire")]
-    shares = rows.groupby(["experiment", "phase"])["sfe_share"].mean().groupby(level=0).agg(["first", "last"])
-    theirs = paper.figure_5b("normalized_sfe")["fire"]
-    shares = shares.assign(paper=theirs).map("{:.2f}".format).rename(index=names.panel).rename_axis("panel")
-    heads = {"first": "first boundary", "last": "last boundary", "paper": "paper (network not named)"}
-    return shares.rename(columns=heads).reset_index()
+    means = rows.groupby(["experiment", "phase"])["sfe_share"].mean().groupby(level=0)
+    table = {"first boundary": means.first(), "last boundary": means.last()}
+    table["paper (network not named)"] = paper.figure_5b("normalized_sfe")["fire"]
+    return by_panel(pd.DataFrame(table).map("{:.2f}".format))
 
 
 def convergence(_: Material) -> pd.DataFrame:
@@ -464,20 +401,14 @@ def theorems(_: Material) -> pd.DataFrame:
     value. Theorem 1 compares a layer with itself before the method, so that `none` has no row there."""
     rows = pd.read_csv(RESULTS / "theory.csv").astype({"theorem": str})
     rows = rows[(rows["theorem"] != "1") | (rows["method"] != "none")]
-    table = []
-    for theorem, title in THEOREMS.items():
-        part = rows[rows["theorem"] == theorem]
-        told = part[part["bound"].notna()]
-        line = {
-            "theorem": title,
-            "layers with a bound": f"{len(told)} of {len(part)}",
-            "bound holds in": told["holds"].astype(str).eq("True").sum(),
-            "measured, median": f"{told['measured'].median():.3g}",
-            "bound, median": f"{told['bound'].median():.3g}",
-            "bound / measured, median": f"{(told['bound'] / told['measured']).median():.2g}",
-        }
-        table.append(line)
-    return pd.DataFrame(table)
+    rows = rows.assign(ratio=rows["bound"] / rows["measured"], holds=rows["holds"].astype(str).eq("True"))
+    bounded, layers = rows.dropna(subset="bound").groupby("theorem"), rows.groupby("theorem").size()
+    medians = bounded[["measured", "bound", "ratio"]].median()
+    table = {"theorem": pd.Series(names.NAMES["theorems"])}
+    table["layers with a bound"] = bounded.size().astype(str) + " of " + layers.astype(str)
+    table["bound holds in"] = bounded["holds"].sum()
+    table |= {f"{name}, median": medians[name].map("{:.3g}".format) for name in ("measured", "bound")}
+    return pd.DataFrame(table | {"bound / measured, median": medians["ratio"].map("{:.2g}".format)})
 
 
 def dfi(_: Material) -> pd.DataFrame:
@@ -487,12 +418,20 @@ def dfi(_: Material) -> pd.DataFrame:
     layers = layers.assign(matrices=1, below_1=layers["dfi"] < 1, below_1_scaled=layers["dfi_scaled"] < 1)
     both = pd.concat([layers, pd.read_csv(RESULTS / "theory_premise.csv")])
     sums = both.groupby(["network", "method"], sort=False)[["matrices", "below_1", "below_1_scaled"]].sum()
-    table = pd.DataFrame({"network": sums.index.unique("network")}).set_index("network")
-    for method, name in {"none": "trained", "fire": "FIRE as published", "fire_exact": "FIRE exact"}.items():
-        part = sums.xs(method, level="method")
-        for count, unit in {"below_1": "as stored", "below_1_scaled": "up to a scale"}.items():
-            table[f"{name}: {unit}"] = (part[count] / part["matrices"]).map("{:.0%}".format)
-    return table.reset_index()
+    shares = {
+        "as stored": sums["below_1"] / sums["matrices"],
+        "up to a scale": sums["below_1_scaled"] / sums["matrices"],
+    }
+    table = {
+        f"{name}: {unit}": share.xs(method, level="method").map("{:.0%}".format)
+        for method, name in {
+            "none": "trained",
+            "fire": "FIRE as published",
+            "fire_exact": "FIRE exact",
+        }.items()
+        for unit, share in shares.items()
+    }
+    return pd.DataFrame(table).reset_index()
 
 
 # ------------------------------------------------------------------------------------------------ documents
@@ -504,10 +443,13 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "instead": partial(grid, rivals=forest.RIVALS),
     "studies": single_questions,
     "boundaries": other_boundaries,
+    "gains": lambda material: minus_none(estimates.gains(material.frame), GAINS, studies.PARTS),
+    "exploratory": lambda material: minus_none(material.frame, names.NAMES["exploratory"], EXPLORED),
+    "dial": lambda material: dial.table(material.parts(*dial.PANELS)),
 }
 TABLES |= {
     table.__name__: table
-    for table in (counts, pooled, premises, example, contradictions, exploratory, random_labels, gains, costs, batch_norm,
+    for table in (counts, pooled, premises, example, contradictions, random_labels, costs, batch_norm,
                   status, overview, trials, triggers, scaling, moved, theorems, dfi, convergence, table1)
 }  # fmt: skip
 BLOCK = re.compile(r"(<!-- ((?:table|figure) [\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

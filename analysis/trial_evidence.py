@@ -1,11 +1,8 @@
 """Would a short trial have found the right method? Asked of the committed runs: python -m analysis.trial_evidence
 
-A trial reads, on a few seeds drawn at random, the headline metric at a share of the training that follows the first
-boundary, chooses the best of the four METHODS, and is judged on the other seeds: its loss is the share of the range from the
-best to the worst final result that the choice leaves on the table. Metrics were logged at few steps: a trial reads the first
-value at or after its share, and a panel of Figures 2 to 4 without one within SLACK of it does not count.
-
-With --root, the trials in a folder of runs (harness/trial.py) are compared with the full runs of the same seeds.
+On a few seeds drawn at random, a trial reads the first value of the headline metric at or after a share of the training that
+follows the first boundary (a panel without one within SLACK of it does not count), and chooses one of METHODS. Its loss is
+the share of the range from the best to the worst final result of the other seeds that the choice leaves on the table.
 """
 
 import argparse
@@ -58,16 +55,15 @@ def panels(parts: Sequence[Results]) -> list[Panel]:
         first, last = rows[rows["phase"] == 0]["step"].max(), part.metrics["step"].max()
         rows = rows[rows["seed"].isin(ends.index) & (rows["phase"] > 0) & (rows["step"] > first)]
         rows = rows.assign(share=(rows["step"] - first) / (last - first), value=measure.sign * rows["value"])
-        early, read = {}, {}
+        panel = Panel(part.first["experiment"], DOMAINS[part.first["domain"]], {}, ends.to_numpy().T, {})
         for share in SHARES:
             late = rows[rows["share"].between(share - 1e-9, share + SLACK + 1e-9)]
             table = late.groupby(["label", "seed"])[["share", "value"]].first()
             table = table.reindex(pd.MultiIndex.from_product([METHODS, ends.index]))
             if table.notna().all(axis=None):
-                early[share] = table["value"].to_numpy().reshape(len(METHODS), -1)
-                read[share] = float(table["share"].mean())
-        name, domain = part.first["experiment"], DOMAINS[part.first["domain"]]
-        found.append(Panel(name, domain, early, ends.to_numpy().T, read))
+                panel.early[share] = table["value"].to_numpy().reshape(len(METHODS), -1)
+                panel.read[share] = float(table["share"].mean())
+        found.append(panel)
     return found
 
 
@@ -86,29 +82,26 @@ def cautious(early: np.ndarray) -> int:
     return METHODS.index(TrialResult(scores, {}, 1, True).best or "none")
 
 
-RULES = {"trial": leader, "cautious trial": cautious}
+RULES: dict[str, Rule] = {"trial": leader, "cautious trial": cautious}
+ALWAYS: dict[str, Rule] = {name: lambda _, place=place: place for place, name in enumerate(METHODS)}
 
 
-def lost(panel: Panel, choose: str | Rule, share: float, repeats: int = 3) -> float:
-    """Return the mean loss over DRAWS draws of the seeds of the trial. choose: the name of a method, or a rule."""
+def lost(panel: Panel, choose: Rule, share: float, repeats: int = 3) -> float:
+    """Return the mean loss over DRAWS draws of the seeds of the trial."""
     draw, total = np.random.default_rng(0), 0.0
     for _ in range(DRAWS):
         order = draw.permutation(panel.final.shape[1])
-        tried, judged = order[:repeats], panel.final[:, order[repeats:]].mean(1)
-        chosen = METHODS.index(choose) if isinstance(choose, str) else choose(panel.early[share][:, tried])
+        judged = panel.final[:, order[repeats:]].mean(1)
+        chosen = choose(panel.early[share][:, order[:repeats]])
         total += (judged.max() - judged[chosen]) / np.ptp(judged)
     return total / DRAWS
 
 
-def losses(found: list[Panel], choose: str | Rule, share: float, repeats: int = 3) -> dict[str, list[float]]:
+def losses(found: list[Panel], choose: Rule, share: float, repeats: int = 3) -> dict[str, list[float]]:
     """Return the losses in each of GROUPS, of the panels that count at this share and have seeds left to judge by."""
-    groups = {name: list[float]() for name in GROUPS}
-    for panel in found:
-        if share in panel.early and panel.final.shape[1] > repeats:
-            loss = lost(panel, choose, share, repeats)
-            groups["all"].append(loss)
-            groups[panel.domain].append(loss)
-    return groups
+    counted = [panel for panel in found if share in panel.early and panel.final.shape[1] > repeats]
+    told = [(panel.domain, lost(panel, choose, share, repeats)) for panel in counted]
+    return {name: [loss for domain, loss in told if name in ("all", domain)] for name in GROUPS}
 
 
 def cell(values: Sequence[float]) -> str:
@@ -122,8 +115,12 @@ def cell(values: Sequence[float]) -> str:
 
 def tables(found: Sequence[Panel]) -> dict[str, pd.DataFrame]:
     """Return the tables of the evidence by title."""
-    by_share = {f"always {name}": (name, SHARES[-1], 3) for name in METHODS}  # at which all panels count
-    by_share |= {f"{name} of {share:.0%}": (RULES[name], share, 3) for name in RULES for share in SHARES}
+    by_share = {
+        f"always {name}": (rule, SHARES[-1], 3) for name, rule in ALWAYS.items()
+    }  # where all panels count
+    by_share |= {
+        f"{name} of {share:.0%}": (rule, share, 3) for name, rule in RULES.items() for share in SHARES
+    }
     by_repeats = {f"trial of 20%, {n} repeats": (leader, 0.2, n) for n in (1, 2, 3, 5)}
     by_repeats |= {f"cautious trial of 20%, {n} repeats": (cautious, 0.2, n) for n in (2, 3, 5)}
     made = {}
@@ -157,7 +154,7 @@ def draw(parts: Sequence[Results]) -> Figure:
     found = panels(parts)
     looks = (("the leader", leader, "#0072B2", "o"), ("cautious", cautious, "#7A7A7A", "s"))
     tried = {(rule, share): losses(found, rule, share) for rule in RULES.values() for share in SHARES}
-    always = losses(found, "fire", SHARES[-1])
+    always = losses(found, ALWAYS["fire"], SHARES[-1])
     figure, grid = plt.subplots(1, 4, figsize=(9, 2.6), sharey=True)
     for axis, domain in zip(grid, GROUPS):
         for place, (title, rule, colour, marker) in enumerate(looks):
@@ -187,17 +184,14 @@ def fresh(results: Results) -> pd.DataFrame:
         if measure.reduce == "late_phases":  # the last task may have been cut short
             logged = logged[logged["phase"] < logged.groupby(["label", "seed"])["phase"].transform("max")]
         ends = measure.sign * logged.groupby(["seed", "label"])["value"].last()
-        plain = part.runs[part.runs["label"] == part.runs["method"]]
-        plain = plain[plain["status"] == "failed"]
-        failed = set(zip(plain["seed"], plain["method"]))
+        failed = part.runs[(part.runs["label"] == part.runs["method"]) & (part.runs["status"] == "failed")]
         full = full_runs(part.plain, measure)
         trials = [label for label, changed in part.overrides.items() if "trial.share" in changed]
-        short = part.finished[part.finished["label"].isin(trials)]
-        for seed, own in short.groupby("seed"):
+        for seed, own in part.finished[part.finished["label"].isin(trials)].groupby("seed"):
             tried = [own["label"][own["method"] == method] for method in METHODS]
             final = full.reindex([seed]).iloc[0]
-            lost = [(seed, method) in failed for method in METHODS]
-            if not all(map(len, tried)) or list(final.isna()) != lost or all(lost):
+            lost = final.index.isin(failed["method"][failed["seed"] == seed])
+            if not all(map(len, tried)) or (final.isna() != lost).any() or lost.all():
                 continue
             early = np.array([ends[seed][labels] for labels in tried])
             final = final.fillna(final.min())
@@ -222,9 +216,11 @@ def verdict(table: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
-    about = {"prog": "python -m analysis.trial_evidence", "description": __doc__.partition("\n")[0]}
-    parser = argparse.ArgumentParser(**about)
-    parser.add_argument("--root", help="a folder of runs with trials and full runs")
+    parser = argparse.ArgumentParser(
+        "python -m analysis.trial_evidence", description=__doc__.partition("\n")[0]
+    )
+    about = "compare the trials in a folder of runs (harness/trial.py) with the full runs of the same seeds"
+    parser.add_argument("--root", help=about)
     if root := parser.parse_args().root:
         table = fresh(load(root))
         print(f"{markdown(table.round(2))}\n\n{verdict(table) if len(table) else ''}")

@@ -88,9 +88,7 @@ def random_level(part: Results, metric: str) -> float | None:
     return float(np.mean(list(random.values()))) if random and metric.endswith("_return") else None
 
 
-def draw_panel(
-    axis: Axes, part: Results, interest: Sequence[str] = plot.INTEREST, sized: bool = False
-) -> pd.DataFrame:
+def draw_panel(axis: Axes, part: Results, interest: Sequence[str], sized: bool = False) -> pd.DataFrame:
     """Draw the headline of one setting and return its curves (see `plot.draw_curves`)."""
     part = part.plain
     first, looks, measure = part.first, names.looks(part), measures.of(part)[0]
@@ -101,7 +99,8 @@ def draw_panel(
     if not images and (agent or first["domain"] != "vision" or len(apart) <= FEW):
         apart = []
     shown = rows[~rows["label"].isin([*apart, *levels])]
-    drawn = plot.draw_curves(axis, shown if len(shown) else rows, looks, interest, BANDS if agent else None)
+    bands = BANDS if agent else interest
+    drawn = plot.draw_curves(axis, shown if len(shown) else rows, looks, interest, bands)
     beside = {label: ends[label] for label in apart if label in ends and len(shown)}
     ended = plot.draw_ends(axis, beside, looks, drawn["x"].max())
     for label, value in levels.items():
@@ -162,19 +161,15 @@ def fork_title(part: Results) -> str:
 
 
 def draw_probes(parts: Sequence[Results]) -> Figure:
-    columns = min(3, len(parts))
-    rows = -(-len(parts) // columns)
-    figure, grid = plt.subplots(rows, columns, figsize=(3.1 * columns + 0.3, 2.6 * rows), squeeze=False)
-    for axis in grid.ravel()[len(parts) :]:
-        axis.axis("off")
-    for axis, part in zip(grid.ravel(), parts):
-        draw_panel(axis, part, sized=len({part.first["size"] for part in parts}) > 1)
-    return plot.with_legend(figure, grid.ravel(), h_pad=1.4)
+    figure, axes = plot.panels(len(parts), 3, 3.1, 2.6)
+    for axis, part in zip(axes, parts):
+        draw_panel(axis, part, plot.INTEREST, sized=len({part.first["size"] for part in parts}) > 1)
+    return plot.with_legend(figure, axes, h_pad=1.4)
 
 
 def draw_readme(parts: Sequence[Results]) -> Figure:
     """Return the picture of README.md: one probe, four methods and the three best ones, readable at 700 pixels."""
     figure, axis = plt.subplots(figsize=(5.2, 2.9))
-    draw_panel(axis, parts[0].select(label=README))
+    draw_panel(axis, parts[0].select(label=README), plot.INTEREST)
     axis.set_title(names.one_line(parts[0].select(label=README[:4])))
     return plot.with_legend(figure, [axis])

@@ -26,30 +26,23 @@ PAIRS = (("fire", "full_reset"), ("full_reset", "none"), ("fire", "shrink_pertur
 CLASSES = 10  # of CIFAR-10
 IMAGES = "data.train_per_class"
 ALL_IMAGES = 50_000  # the paper's
-STUDIES = {
-    "scaling_warm_start": "as Figure 2a",
-    "scaling_warm_start_wide": "twice the width",
-    "scaling_warm_start_long": "second stage four times as long",
-}
 TARGETS = "method.targets"
 
 
 # ------------------------------------------------------------------------------------------------ gains and costs
 def draw_gains(parts: Sequence[Results]) -> Figure:
-    frame = pd.concat(map(estimates.frame, parts), ignore_index=True)
-    rows = frame[frame["headline"] & (frame["reference"] == "none")]
-    rows = estimates.gains(rows).set_index(["experiment", "label"])
+    rows = estimates.gains(estimates.against(pd.concat(map(estimates.frame, parts)), "none"))
+    rows = rows.set_index(["experiment", "label"])
     figure, grid = plt.subplots(1, 2, figsize=(7.4, 2.4), width_ratios=(2, 3))
-    titles = {p.first["experiment"]: names.panel(p.first["experiment"]) for p in parts}
     for axis, start, unit in zip(grid, ("fig2", "fig3"), ("test accuracy", "validation loss")):
-        shown = [experiment for experiment in GAINS if experiment.startswith(start) and experiment in titles]
+        shown = [name for name in GAINS if name.startswith(start) and name in rows.index]
         for (place, experiment), (beside, label) in product(enumerate(shown), enumerate(PARTS)):
             if (experiment, label) in rows.index:
                 row, look, x = rows.loc[(experiment, label)], names.look(label), place + 0.17 * (beside - 1.5)
                 axis.plot([x, x], row[["difference_low", "difference_high"]], color=look.colour, lw=1.5)
                 axis.plot(x, row["difference"], look.marker, color=look.colour, markersize=5, label=look.name)
         axis.axhline(0, color="#8A8A8A", linewidth=0.8)
-        axis.set_xticks(range(len(shown)), [titles[experiment] for experiment in shown])
+        axis.set_xticks(range(len(shown)), map(names.panel, shown))
         axis.set_ylabel(f"gain over none in {unit}")
         axis.grid(False, axis="x")
     return plot.with_legend(figure, grid)
@@ -66,28 +59,31 @@ def renewed() -> dict[str, tuple[Values, Values]]:
 
 
 def costs(part: Results) -> pd.DataFrame:
-    """Return an estimate for each label of TREATED (rows) at each of MOMENTS (columns), by the last boundary."""
-    moments = [measures.values(part.metrics, each) for each in measures.AT_BOUNDARY[part.first["figure"][:4]]]
-    ran = [label for label in TREATED if label in moments[-1]]
-    cells = {moment: [estimate(of.get(label, {})) for label in ran] for moment, of in zip(MOMENTS, moments)}
+    """Return an estimate for each label of TREATED (rows) at each of MOMENTS, by the last boundary, and `renewed`: right
+    after the boundary with new statistics of batch norm, of no seed where they were not measured."""
+    values = [measures.values(part.metrics, each) for each in measures.AT_BOUNDARY[part.first["figure"][:4]]]
+    again = renewed().get(part.first["experiment"], ({}, {}))[1]
+    ran = [label for label in TREATED if label in values[-1]]
+    cells = {
+        moment: [estimate(of.get(label, {})) for label in ran]
+        for moment, of in zip((*MOMENTS, "renewed"), (*values, again))
+    }
     return pd.DataFrame(cells, index=ran)
 
 
 def draw_costs(parts: Sequence[Results]) -> Figure:
     """Return the figure of what a boundary costs, one panel per setting of COSTS."""
     figure, grid = plt.subplots(1, len(parts), figsize=(2.3 * len(parts), 2.5), squeeze=False)
-    again = renewed()
     for axis, part in zip(grid[0], (part.plain for part in parts)):
-        for label, row in costs(part).iterrows():
+        for label, (*moments, again) in costs(part).iterrows():
             look, x = names.look(label), np.arange(3) + 0.08 * (TREATED.index(label) - 1.5)
-            low, high = ([each[place] for each in row] for place in (1, 2))
+            means, low, high, *_ = zip(*moments)
             axis.vlines(x, low, high, look.colour, linewidth=1.2)
             style = {"color": look.colour, "marker": look.marker, "markersize": 4, "linewidth": 0.8}
-            axis.plot(x, [each.mean for each in row], label=look.name, **style)
-            if values := again.get(part.first["experiment"], ({}, {}))[1].get(str(label)):
-                told = estimate(values)
-                axis.vlines(x[1], told.low, told.high, look.colour, linewidth=1.2)
-                axis.plot(x[1], told.mean, markerfacecolor="white", **style)
+            axis.plot(x, means, label=look.name, **style)
+            if again.n:
+                axis.vlines(x[1], again.low, again.high, look.colour, linewidth=1.2)
+                axis.plot(x[1], again.mean, markerfacecolor="white", **style)
         axis.set_xticks(range(len(MOMENTS)), MOMENTS)
         axis.set_title(names.title(part).replace(" on ", "\non ", 1).rsplit("\n", 1)[0])
     return plot.with_legend(figure, grid[0])
@@ -99,10 +95,9 @@ def scaling(parts: Sequence[Results]) -> pd.DataFrame:
     rows = []
     for part in parts:
         ends, changed = measures.values(part.metrics, measures.of(part)[0]), part.overrides
-        methods = part.runs.groupby("label")["method"].first()
-        name = STUDIES.get(part.first["experiment"], part.first["experiment"])
+        name = names.NAMES["scaling"].get(part.first["experiment"], part.first["experiment"])
         for ours, theirs in product(ends, repeat=2):
-            pair, images = (methods[ours], methods[theirs]), changed[ours].get(IMAGES)
+            pair, images = (part.methods[ours], part.methods[theirs]), changed[ours].get(IMAGES)
             if pair not in PAIRS or images is None or changed[ours] != changed[theirs]:
                 continue
             others = names.changes({key: value for key, value in changed[ours].items() if key != IMAGES})
@@ -144,16 +139,14 @@ def layers(part: Results) -> pd.DataFrame:
     """Return the difference from `none` of each treated layer, its gain, and its block: `layer1.0.conv1` is `conv1` of
     `layer1.0`. A name with fewer than three parts is in block `single`, and FIRE as published is block `all`."""
     treated = {label: changed[TARGETS] for label, changed in part.overrides.items() if TARGETS in changed}
-    frame = estimates.frame(part)
-    rows = frame[frame["headline"] & (frame["reference"] == "none") & frame["label"].isin({*treated, "fire"})]
-    rows, places = estimates.sides(rows), list[tuple[str, str]]()
-    for label in rows["label"]:
-        name = treated.get(label, "all")
-        *block, layer = name.split(".", 2)
-        alone = "all" if label == "fire" else "single", name.removeprefix("name:")
-        places.append((".".join(block), layer) if len(block) == 2 else alone)
-    gain = estimates.gains(rows)["difference"]
-    return rows.assign(block=[block for block, _ in places], layer=[layer for _, layer in places], gain=gain)
+    rows = estimates.against(estimates.frame(part), "none")
+    rows = estimates.sides(rows[rows["label"].isin({*treated, "fire"})])
+    name = rows["label"].map(treated | {"fire": "all"})
+    inside = name.str.extract(r"^(?P<block>[^.]+\.[^.]+)\.(?P<layer>.+)$")
+    alone = pd.DataFrame(
+        {"block": name.where(name == "all", "single"), "layer": name.str.removeprefix("name:")}
+    )
+    return rows.join(inside.fillna(alone)).assign(gain=estimates.gains(rows)["difference"])
 
 
 def draw_layers(parts: Sequence[Results]) -> Figure:
@@ -172,8 +165,8 @@ def draw_layers(parts: Sequence[Results]) -> Figure:
 def draw_map(axis: Axes, rows: pd.DataFrame) -> None:
     """Draw one row per block and one column per layer inside it, with single layers and `all` in a last row."""
     single = rows["block"].isin(["single", "all"])
-    inside, alone = rows[~single], list(rows["label"][single])
-    columns, blocks = list(dict.fromkeys(inside["layer"])), sorted(inside["block"].unique())
+    columns, blocks = list(rows["layer"][~single].unique()), sorted(rows["block"][~single].unique())
+    alone = list(rows["label"][single])
     values, texts = np.full((len(blocks) + 1, max(len(columns), len(alone))), np.nan), {}
     unclear = np.zeros(values.shape, dtype=bool)
     for row in rows.to_dict("records"):
@@ -189,10 +182,10 @@ def draw_map(axis: Axes, rows: pd.DataFrame) -> None:
     image = axis.imshow(shown, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
     unit = rows["measure"].iloc[0].split(",")[0]
     axis.figure.colorbar(image, ax=axis, extend="both", label=f"gain over none in {unit}", pad=0.02)
-    for place, text in texts.items():
-        white = not unclear[place] and abs(values[place]) > 0.6 * limit
-        colour = "white" if white else "#8A8A8A" if unclear[place] else "#222222"
-        axis.text(place[1], place[0], text, ha="center", va="center", fontsize=6.5, color=colour)
+    for (y, x), text in texts.items():
+        dark = not unclear[y, x] and abs(values[y, x]) > 0.6 * limit
+        colour = "#8A8A8A" if unclear[y, x] else "white" if dark else "#222222"
+        axis.text(x, y, text, ha="center", va="center", fontsize=6.5, color=colour)
     axis.set_yticks(range(len(blocks) + 1), [*blocks, ""])
     axis.set_xticks(range(len(columns)), columns)
     axis.axhline(len(blocks) - 0.5, color="#222222", linewidth=0.8)

@@ -8,42 +8,20 @@ import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
+from synthetic_runs import boundary_report, warm_start_lines, write_run
 
 from analysis import __main__ as command
 from analysis import estimates, measures, names, paper, plot, sweep
-from analysis.figures import curves, fig5, studies
+from analysis.figures import curves, dial, fig5, studies
 from analysis.notebooks import __main__ as notebooks
 from analysis.runs import RESULTS, at_most, load, settings
 from analysis.tables import TABLES, Material
 from benchmarks import measuring
 from benchmarks.measuring import record
+from fire_core.errors import UserError
 from fire_core.methods import available
 
 CELL = "fig2a_cifar10_resnet18"
-LEVELS = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "shrink_perturb": 0.75, "brand_new": 0.72}
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    for label, level in LEVELS.items():
-        for seed in (1, 2, 3):
-            lines = warm_start_lines(level + 0.001 * (label == "fire") * seed, seed)
-            write_run(folder, CELL, label, seed, lines, boundary=moved(label))
-            tasks = task_lines([0.9 - 0.04 * k * (label == "none") for k in range(20)], seed)
-            write_run(folder, "random_label", label, seed, tasks, protocol="random_label")
-            write_run(folder, "fig3_best", label, seed, losses(level, seed), data="a+b", protocol="")
-            write_run(folder, "fig4a_asterix", label, seed, returns(level, seed), data="asterix", protocol="")
-    for seed in (1, 2, 3):
-        lines = warm_start_lines(0.81, seed)
-        write_run(folder, CELL, "fire-iterations=20", seed, lines, boundary=moved("fire"))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def results(root):
-    return load(root)
 
 
 @pytest.fixture(scope="module")
@@ -51,25 +29,8 @@ def frame(results):
     return estimates.frame(results)
 
 
-def moved(label):
-    told = boundary_report(label)
-    for row in told["rows"]:
-        row["sfe_relative"] = {"none": 0.0, "fire": 0.5}.get(label, 1.0)
-        row["sfe"] *= row["sfe_relative"]
-    return told
-
-
-def losses(level, seed):
-    first = [{"phase": 0, "step": 10 * i, "val_loss_mix": 5.0, "val_loss_a": 4.0} for i in range(5)]
-    start = 6.0 - level + 0.001 * seed
-    return first + [{"phase": 1, "step": 50 + 10 * i, "val_loss_mix": start - 0.1 * i} for i in range(10)]
-
-
 def returns(level, seed):
-    first = [{"phase": 0, "step": 100 * i, "eval_return": 10.0 * i} for i in range(6)]
-    first[0]["random_return"] = 3.0 * seed
-    ends = [100 * level * i + seed for i in range(6)]
-    return first + [{"phase": 1, "step": 500 + 100 * i, "eval_return": end} for i, end in enumerate(ends)]
+    return [{"phase": p, "step": 10 + 10 * p, "eval_return": 9.0 * p + level + seed} for p in (0, 1)]
 
 
 def part_of(results, experiment):
@@ -120,17 +81,12 @@ def test_a_side_is_the_interval_that_excludes_0():
     assert estimates.sides(rows.assign(higher_is_better=False))["word"].tolist() == ["worse", "better", ""]
 
 
-@pytest.mark.parametrize(
-    "claim", paper.claims().to_dict("records"), ids=lambda c: f"{c['experiment']}-{c['worse']}"
-)
-def test_the_papers_own_numbers_bear_out_every_claim(claim):
-    ends = paper.end_values(claim["experiment"])
-    if claim["experiment"] not in paper.panels():
-        assert ends == {}
-    elif claim["figure"] == "fig3":
-        assert ends[claim["better"]] < ends[claim["worse"]]
-    else:
-        assert ends[claim["better"]] > ends[claim["worse"]]
+def test_the_papers_own_numbers_bear_out_every_claim():
+    for claim in paper.claims().to_dict("records"):
+        known = paper.gain(claim["experiment"], claim["better"], claim["worse"])
+        assert (
+            known > 0 if claim["experiment"] in paper.panels() else not paper.end_values(claim["experiment"])
+        ), claim
 
 
 def test_paper_end_values_are_the_last_points_and_hidden_ends_are_absent():
@@ -236,9 +192,57 @@ def test_the_map_of_layers_shows_each_gain_and_greys_what_is_not_clear(tmp_path)
         for seed in (1, 2):
             noise = 0.05 * (seed == 2) * label.endswith("conv2")
             write_run(tmp_path, "sensitivity_resnet18", label, seed, warm_start_lines(level + noise, seed))
-    shown = studies.draw_layers([load(tmp_path)]).axes[0].texts
+    results = load(tmp_path)
+    shown = studies.draw_layers([results]).axes[0].texts
     assert {text.get_text() for text in shown} == {"+0.100", "-0.075", "head\n+0.050", "all\n+0.200"}
     assert [text.get_text() for text in shown if text.get_color() == "#8A8A8A"] == ["-0.075"]
+    with pytest.raises(UserError, match="run method=none too"):
+        studies.draw_layers([results.select(label="fire")])
+
+
+DIAL = {"fire_exact": 0.7, "fire": 0.69, "rescale": 0.68, "cap-high=2": 0.75, "cap-high=0.5": 0.55}
+DIAL |= {"spectral_clip-high=1.5-low=0.6667": 0.8, "spectral_clip-high=inf-low=0.25": 0.45}
+AT_WIDTH = {
+    ("both", 1): 0.2,
+    ("both", 1.5): 0.3,
+    ("large", 0.5): 0.05,
+    ("large", 2): 0.25,
+    ("small", 4): -0.05,
+}
+
+
+def test_the_dial_shows_the_gain_at_each_width_with_the_seeds_that_turned_it(tmp_path):
+    """FIRE ran with one more seed, and two runs are not of the dial: one is not symmetric, one changes something else."""
+    others = {"spectral_clip-high=4-low=0.5": 0.9, "cap-high=2-optimizer_state.x=1": 0.9, "none": 0.5}
+    for label, level in (others | DIAL).items():
+        for seed in (1, 2, 3)[: 2 + (label in ("fire", "none"))]:
+            bonus = 0.3 * (seed == 3) * (label == "fire")
+            write_run(tmp_path, CELL, label, seed, warm_start_lines(level + bonus, seed))
+    given = f"figures dial --root {tmp_path} --out {tmp_path} --formats png".split()
+    assert command.main(given) == 0 and (tmp_path / "dial-small.png").exists()
+    (axis,) = dial.draw(settings(load(tmp_path))).axes
+    curves_of = {line.get_label().split()[0]: line for line in axis.lines if line.get_marker() != "None"}
+    drawn = {
+        (side, round(x * 1.03 ** (1 - place), 6)): round(y, 6)
+        for place, side in enumerate(("both", "large", "small"))
+        for x, y in curves_of[side].get_xydata()
+    }
+    assert drawn == AT_WIDTH
+    names_at, levels = ([getattr(text, name)[1] for text in axis.texts] for name in ("xyann", "xy"))
+    assert [text.get_text() for text in axis.texts] == ["rescale", "FIRE", "FIRE exact"]
+    assert np.diff(names_at).min() >= 0.07 * np.ptp(axis.get_ylim()) - 1e-9
+    assert levels == pytest.approx([0.18, 0.19, 0.2])  # without the third seed of FIRE
+    rows = [line.split("|")[2:] for line in (tmp_path / "dial-small.md").read_text().splitlines()[6:]]
+    settings_of = [setting.strip() for setting, _, seeds, _ in rows if seeds.strip() == "2"]
+    sides = ["0.667 to 1.5", "at most 0.5", "at most 2", "at least 0.25"]
+    assert settings_of == ["FIRE", "FIRE exact", "rescale", *sides]
+
+
+def test_the_dial_says_nothing_where_nobody_turned_it(results, root, tmp_path, capsys):
+    part = part_of(results, CELL)
+    assert dial.draw([part]) is None and dial.table([part]).empty
+    assert command.main(f"figures dial --root {root} --out {tmp_path}".split()) == 0
+    assert "dial: no run" in capsys.readouterr().out and not [*tmp_path.iterdir()]
 
 
 def test_figures_are_the_same_bytes_twice_and_say_where_they_come_from(root, tmp_path):

@@ -63,10 +63,8 @@ def test_the_return_before_the_boundary_is_that_of_none_or_else_of_the_first_lab
 
 
 def test_the_last_tenth_is_that_of_the_run_even_where_its_last_line_lacks_the_metric():
-    rows = pd.DataFrame(
-        {"metric": ["train_return"] * 2 + ["epsilon"], "step": [85, 91, 100], "value": [1.0, 3.0, 0.1]}
-    )
-    rows = rows.assign(label="none", seed=1, phase=0)
+    values = {"metric": ["train_return"] * 2 + ["epsilon"], "step": [85, 91, 100], "value": [1.0, 3.0, 0.1]}
+    rows = pd.DataFrame(values).assign(label="none", seed=1, phase=0)
     assert measures.before_boundary(rows, "train_return") == {1: 3.0}
     assert measures.values(rows, measures.PLAYED) == {"none": {1: 3.0}}
 
@@ -223,14 +221,10 @@ def test_suite_wide_all_planned_tests_are_one_family():
     table = pd.DataFrame({"verdict": "holds", "gain": 1.0, "p": [0.008, 0.02, 0.03, 0.9], "planned": 10})
     table.loc[3, "verdict"] = "not decided"
     unmet = "premise not met"  # once run, once not
-    rest = {
-        "verdict": ["open", "open", unmet, unmet],
-        "planned": [10, 0, 10, 10],
-        "exploring_seeds": [0, 0, 5, 0],
-    }
+    rest = {"verdict": ["open", "open", unmet, unmet], "planned": [10, 0, 10, 10]}
+    rest["exploring_seeds"] = [0, 0, 5, 0]
     table = pd.concat([table.assign(exploring_seeds=5), pd.DataFrame(rest)], ignore_index=True)
-    table = table.assign(seeds=0)
-    found = claims.counts(table)
+    found = claims.counts(table.assign(seeds=0))
     names = ("all", "holds", "open", "not planned", "suite_wide", unmet)
     assert [found[name] for name in names] == [6, 3, 1, 1, 1, 1]
 
@@ -272,11 +266,7 @@ def test_the_plan_names_panels_of_the_paper_and_the_seeds_of_the_rule(monkeypatc
     planned, first = claims.confirming_plan(), claims.confirming_plan(1)
     assert first["fig3_60k", "rescale"] == range(6, 16) and first["fig4b_walk", "fire"] == range(6, 11)
     assert {experiment for experiment, _ in planned} == set(claims.paper.panels())
-    changed = {
-        experiment
-        for experiment, method in planned
-        if planned[experiment, method] != first[experiment, method]
-    }
+    changed = {key[0] for key in planned if planned[key] != first[key]}
     images = {"fig2a_cifar100_vit_tiny", "fig2b_tiny_imagenet_vgg16"}
     assert changed == images | {"fig4a_asterix", "fig4a_beam_rider"}
     assert planned["fig4a_asterix", "fire"] == range(11, 21)

@@ -28,14 +28,12 @@ def test_committed_tables_are_those_of_the_committed_results(material):
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is old: run make tables"
 
 
-def test_the_documents_show_every_figure_that_is_committed_and_no_other():
-    shown = {
-        name
-        for document in tables.DOCUMENTS
-        for name in re.findall(r"results/figures/(\S+)\.png", (tables.ROOT / document).read_text())
-    }
+def test_the_documents_show_every_figure_that_is_committed_and_no_other(material):
+    text = "".join((tables.ROOT / document).read_text() for document in tables.DOCUMENTS)
     committed = {path.stem for path in (RESULTS / "figures").glob("*.png")}
-    assert shown == committed and {name.rpartition("-")[0] for name in committed} == set(FIGURES)
+    waiting = {"dial"} if TABLES["dial"](material).empty else set()
+    assert set(re.findall(r"results/figures/(\S+)\.png", text)) == committed
+    assert {name.rpartition("-")[0] for name in committed} == set(FIGURES) - waiting
 
 
 def test_a_caption_is_that_of_its_figure():
@@ -52,22 +50,18 @@ def test_the_counts_of_the_readme(material):
     decided = claims.largest(claims.of_paper(material.verdicts))
     found, text = claims.counts(decided), prose("README.md")
     held, against = (decided.query(f"verdict == {word!r}") for word in ("holds", "contradicted"))
-    ahead, behind = held["better"].eq("fire").sum(), held["worse"].eq("fire").sum()
-    holds, contradicted, undecided = (found[name] for name in ("holds", "contradicted", "not decided"))
+    words = ("holds", "contradicted", "not decided", "open", "not planned", "premise not met")
+    holds, contradicted, undecided, waiting, unplanned, out = (found[word] for word in words)
     assert f"**{holds} hold, {contradicted} are contradicted, and {undecided} are not decided**" in text
+    ahead, behind = held["better"].eq("fire").sum(), held["worse"].eq("fire").sum()
     assert f"FIRE ends ahead in {ahead} of the {holds} ({held['figure'].eq('fig3').sum()} are about" in text
     assert f"and, as in the paper, behind in {behind}." in text
     ahead, behind = against["better"].eq("full_reset").sum(), against["worse"].eq("dash").sum()
     said = f"Of the {contradicted}, FIRE is ahead of a full reset in {ahead} and behind DASH in {behind}."
-    assert said in text
-    assert len(against) == ahead + behind
-    waiting, unplanned, out = (found[name] for name in ("open", "not planned", "premise not met"))
-    assert (
-        f"{waiting} are open, because not all of their seeds have run, and {unplanned} has none planned"
-        in text
-    )
-    assert f"{out} do not count" in text
-    assert f"{found['all'] + found['premise not met']} of the paper's comparisons were run" in text
+    assert said in text and len(against) == ahead + behind
+    said = f"{waiting} are open, because not all of their seeds have run, and {unplanned} has none planned"
+    assert said in text and f"{out} do not count" in text
+    assert f"{found['all'] + out} of the paper's comparisons were run" in text
 
 
 def ends(material, rival, *experiments):
@@ -153,10 +147,8 @@ def test_what_is_said_of_batch_norm():
         chance = 0.1 if "resnet18" in experiment else 0.05
         chance = 0.02 if experiment == "fig2a_tiny_imagenet_vgg16" else chance
         share = {name: (value - chance) / (old["none"] - chance) for name, value in new.items()}
-        assert (
-            share["rescale"] > 0.95
-            and max(abs(share[name]) for name in ("full_reset", "random_orthogonal")) < 0.15
-        )
+        lost = max(abs(share[name]) for name in ("full_reset", "random_orthogonal"))
+        assert share["rescale"] > 0.95 and lost < 0.15
         if not experiment.startswith("fig2c"):
             assert all(v < 1.25 * chance for name, v in old.items() if name not in ("none", "singular_clip"))
             turned = ("fire", "fire_exact", "keep_norm")

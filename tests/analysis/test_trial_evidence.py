@@ -6,7 +6,7 @@ import pytest
 
 from analysis import trial_evidence
 from analysis.runs import COLUMNS, Results
-from analysis.trial_evidence import METHODS, Panel, cautious, leader, losses, lost, panels
+from analysis.trial_evidence import ALWAYS, METHODS, Panel, cautious, leader, losses, lost, panels
 
 FINAL = np.array([[0.0] * 6, [0.25] * 6, [0.5] * 6, [1.0] * 6])  # of none, full reset, S&P, FIRE
 FINAL = FINAL + 0.1 * np.arange(6)  # seeds differ, methods do not change places
@@ -19,7 +19,7 @@ def panel(early):
 def test_loss_is_the_share_of_the_range_that_the_choice_leaves():
     right, wrong = panel(FINAL), panel(-FINAL)
     assert lost(right, leader, 0.2) == pytest.approx(0) and lost(wrong, leader, 0.2) == pytest.approx(1)
-    assert [lost(right, name, 0.2) for name in METHODS] == pytest.approx([1, 0.75, 0.5, 0])
+    assert [lost(right, ALWAYS[name], 0.2) for name in METHODS] == pytest.approx([1, 0.75, 0.5, 0])
     assert losses([right], leader, 0.2)["images"] == [pytest.approx(0)]
     assert losses([right], leader, 0.2, repeats=6)["all"] == []  # no seed is left to judge by
     assert losses([right], leader, 0.5)["all"] == []
@@ -32,6 +32,15 @@ def test_cautious_rule_keeps_none_until_the_interval_excludes_0():
     assert METHODS[cautious(noisy)] == "none" and METHODS[leader(noisy)] == "fire"
 
 
+SETTING = {"experiment": "fig2a_x", "size": "medium", "data": "d", "domain": "vision", "figure": "fig2a"}
+SETTING |= {"protocol": "warm_start"}
+
+
+def results_of(runs, values):
+    runs, metrics = (pd.DataFrame(row | SETTING for row in rows) for rows in (runs, values))
+    return Results(runs, metrics.assign(metric="test_accuracy"), pd.DataFrame(columns=COLUMNS["boundaries"]))
+
+
 def test_trial_reads_the_first_value_at_or_after_its_share_and_never_a_late_one():
     """Boundary at step 100, end at 200, logged at 125 and 200: 20 % reads 125, 5 % and 50 % read nothing."""
     rows = [
@@ -40,11 +49,8 @@ def test_trial_reads_the_first_value_at_or_after_its_share_and_never_a_late_one(
         for seed in range(4)
         for phase, step, value in ((0, 100, 0.0), (1, 125, 10.0 + place), (1, 200, 20.0 + place + seed))
     ]
-    setting = {"experiment": "fig2a_x", "size": "medium", "data": "d", "domain": "vision", "figure": "fig2a"}
-    setting |= {"protocol": "warm_start", "status": "done"}
-    runs = pd.DataFrame([{"label": m, "method": m, "seed": s} | setting for m in METHODS for s in range(4)])
-    empty = pd.DataFrame(columns=COLUMNS["boundaries"])
-    (found,) = panels([Results(runs, pd.DataFrame(rows).assign(metric="test_accuracy"), empty)])
+    runs = [{"label": m, "method": m, "seed": s, "status": "done"} for m in METHODS for s in range(4)]
+    (found,) = panels([results_of(runs, rows)])
     assert set(found.early) == {0.2} and found.read[0.2] == pytest.approx(0.25)
     assert found.early[0.2].tolist() == [[10.0 + place] * 4 for place in range(4)]
     assert found.final[3].tolist() == [23.0, 24.0, 25.0, 26.0]
@@ -57,24 +63,19 @@ def test_cell_has_mean_interval_range_and_count():
 
 def test_fresh_trials_are_judged_by_the_full_runs_of_their_seed():
     """FIRE leads in the trials and is second of four in the full runs, so a third of the range is lost; S&P's run failed."""
-    setting = {"experiment": "fig2a_x", "size": "medium", "data": "d", "domain": "vision", "figure": "fig2a"}
-    setting |= {"protocol": "warm_start", "seed": 26}
     ends = {"none": 0.0, "full_reset": 0.9, "fire": 0.6}
     tried = {(m, r): 0.1 * r + (m == "fire") for m in METHODS for r in (1, 2, 3)}
-    full = [{"label": m, "method": m, "status": "done" if m in ends else "failed"} for m in METHODS]
-    short = [{"label": f"{m}-trial{r}", "method": m, "status": "done"} for m, r in tried]
-    rows = [row | {"overrides": "[]"} for row in full] + [
-        row | {"overrides": '["trial.share=.2"]'} for row in short
+    runs = [
+        {"label": m, "method": m, "status": "done" if m in ends else "failed", "overrides": "[]"}
+        for m in METHODS
     ]
-    runs = pd.DataFrame([row | setting for row in rows])
-    values = {**ends, **{f"{m}-trial{r}": value for (m, r), value in tried.items()}}
+    trial = {"status": "done", "overrides": '["trial.share=.2"]'}
+    runs += [{"label": f"{m}-trial{r}", "method": m} | trial for m, r in tried]
+    values = ends | {f"{m}-trial{r}": value for (m, r), value in tried.items()}
     rows = [
-        {"label": label, "seed": 26, "phase": 1, "step": 9, "metric": "test_accuracy", "value": value}
-        | setting
-        for label, value in values.items()
+        {"label": label, "seed": 26, "phase": 1, "step": 9, "value": value} for label, value in values.items()
     ]
-    empty = pd.DataFrame(columns=COLUMNS["boundaries"])
-    (row,) = trial_evidence.fresh(Results(runs, pd.DataFrame(rows), empty)).to_dict("records")
+    (row,) = trial_evidence.fresh(results_of([run | {"seed": 26} for run in runs], rows)).to_dict("records")
     assert row["leader"] == row["cautious"] == "fire" and row["loss of the leader"] == pytest.approx(1 / 3)
     assert row["loss of none"] == 1 and row["loss of fire"] == pytest.approx(1 / 3)
 

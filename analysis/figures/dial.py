@@ -1,0 +1,90 @@
+"""The dial: the gain over `none` against the width w of the interval [1 / w, w] that singular values are clipped to."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis import estimates, measures, names, plot, rendering
+from analysis.runs import Results
+
+PANELS = ("fig2a_cifar10_resnet18", "fig2a_tiny_imagenet_vgg16", "fig3_60k", "random_label")
+LEVELS = ("fire", "fire_exact", "keep_norm", "rescale", "singular_clip")
+# what becomes of singular values: text of the legend, of the table (with 1 / w and w), colour, marker
+SIDES = {
+    "both": ("both sides: clipped to [1 / w, w]", "{:.3g} to {:g}", "#000000", "o"),
+    "large": ("large ones lowered to w", "at most {1:g}", "#009E73", "v"),
+    "small": ("small ones raised to 1 / w", "at least {:.3g}", "#0072B2", "^"),
+}
+
+
+def side(method: str, changed: Mapping[str, str]) -> tuple[str, float] | None:
+    """Return which side of the dial a run turned, a key of SIDES, and its w; None for other runs."""
+    low, high = (float(changed.get(f"method.{bound}", "nan")) for bound in ("low", "high"))
+    if method == "cap" and set(changed) == {"method.high"}:
+        return "large", high
+    if method != "spectral_clip" or set(changed) != {"method.low", "method.high"} or low == 0:
+        return None
+    if math.isinf(high):
+        return "small", round(1 / low, 2)
+    return ("both", high) if math.isclose(low * high, 1, rel_tol=1e-3) else None
+
+
+def turned(parts: Sequence[Results]) -> list[tuple[Results, pd.DataFrame]]:
+    """Return (runs, their gains over `none` with columns side and w) of the dial and LEVELS, with the dial's seeds alone."""
+    found = []
+    for part in parts:
+        each = {label: side(method, part.overrides[label]) for label, method in part.methods.items()}
+        sides = {label: known for label, known in each.items() if known}
+        own = part.select(label=[*sides, *LEVELS, "none"], seed=part.select(label=sides).runs["seed"])
+        rows = estimates.gains(estimates.against(estimates.frame(own), "none"))
+        rows = rows.join(pd.DataFrame.from_dict(sides, "index", columns=["side", "w"]), on="label")
+        if rows["side"].any():
+            found.append((own, rows.sort_values(["side", "w"], kind="stable", na_position="first")))
+    return found
+
+
+def table(parts: Sequence[Results]) -> pd.DataFrame:
+    """Return one row per panel and setting: the gain over `none`, paired by seed, and the number of seeds."""
+    return pd.DataFrame(
+        {"panel": names.panel(row["experiment"])}
+        | {"setting": SIDES[row["side"]][1].format(1 / row["w"], row["w"]) if row["w"] > 0 else row["name"]}
+        | {"gain over none [95 %]": rendering.difference_text(row), "seeds": row["pairs"]}
+        for _, rows in turned(parts)
+        for row in rows.to_dict("records")
+    )
+
+
+def draw(parts: Sequence[Results]) -> plot.Figure | None:
+    """Return the figure, one panel per experiment, or None if the dial was turned in none."""
+    if not (found := turned(parts)):
+        return None
+    figure, axes = plot.panels(len(found), 2, 4.4, 3.2)
+    for axis, (own, rows) in zip(axes, found):
+        lines = pd.concat([rows[rows["label"] == "fire_exact"].assign(side="both", w=1.0), rows])
+        for place, (name, line) in enumerate(lines.groupby("side")):
+            text, _, colour, marker = SIDES[name]
+            beside = line["w"] * 1.03 ** (place - 1)  # so that intervals do not cover each other
+            axis.plot(beside, line["difference"], f"{marker}-", color=colour, markersize=4, label=text)
+            axis.vlines(beside, line["difference_low"], line["difference_high"], colour)
+        axis.axhline(0, color="#8A8A8A", linewidth=0.8)
+        draw_levels(axis, rows[rows["side"].isna()].sort_values("difference"))
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.set(xlabel="w, in units of FIRE's scale", title=names.title(own))
+        axis.set_ylabel(f"gain over none in {measures.of(own)[0].axis.partition(' on ')[0]}")
+    return plot.with_legend(figure, axes, h_pad=1.6)
+
+
+def draw_levels(axis: plot.Axes, rows: pd.DataFrame) -> None:
+    """Draw a level for each row, in ascending order, with its name to the right, moved so that no two names overlap."""
+    looks, values = [names.look(label) for label in rows["label"]], rows["difference"].to_numpy()
+    for look, value in zip(looks, values):
+        axis.axhline(value, color=look.colour, linestyle=plot.DASHED, linewidth=1.0, zorder=1)
+    steps, across = 0.07 * np.ptp(axis.get_ylim()) * np.arange(len(rows)), axis.get_yaxis_transform()
+    places = np.maximum.accumulate(values - steps) + steps
+    places -= (places - values).mean()
+    for (name, colour, _), value, place in zip(looks, values, places):
+        line = {"arrowstyle": "-", "color": colour, "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 0}
+        axis.annotate(name, (1, value), (1.06, place), across, color=colour, va="center", arrowprops=line)

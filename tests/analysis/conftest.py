@@ -1,0 +1,54 @@
+"""Runs of four experiments with known numbers, which the tests of figures, tables and of the explorer read."""
+
+import pytest
+from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
+
+from analysis.runs import load
+
+LEVELS = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "shrink_perturb": 0.75, "brand_new": 0.72}
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for label, level in LEVELS.items():
+        for seed in (1, 2, 3):
+            lines = warm_start_lines(level + 0.001 * (label == "fire") * seed, seed)
+            write_run(folder, "fig2a_cifar10_resnet18", label, seed, lines, boundary=moved(label))
+            tasks = task_lines([0.9 - 0.04 * k * (label == "none") for k in range(20)], seed)
+            write_run(folder, "random_label", label, seed, tasks, protocol="random_label")
+            write_run(folder, "fig3_best", label, seed, losses(level, seed), data="a+b", protocol="")
+            write_run(folder, "fig4a_asterix", label, seed, returns(level, seed), data="asterix", protocol="")
+    for seed in (1, 2, 3):
+        told = {"lines": warm_start_lines(0.81, seed), "boundary": moved("fire")}
+        write_run(folder, "fig2a_cifar10_resnet18", "fire-iterations=20", seed, **told)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def results(root):
+    return load(root)
+
+
+def moved(label):
+    told = boundary_report(label)
+    for row in told["rows"]:
+        row["sfe_relative"] = {"none": 0.0, "fire": 0.5}.get(label, 1.0)
+        row["sfe"] *= row["sfe_relative"]
+    return told
+
+
+def losses(level, seed):
+    first = [{"phase": 0, "step": 10 * i, "val_loss_mix": 5.0, "val_loss_a": 4.0} for i in range(5)]
+    start = 6.0 - level + 0.001 * seed
+    return first + [{"phase": 1, "step": 50 + 10 * i, "val_loss_mix": start - 0.1 * i} for i in range(10)]
+
+
+def returns(level, seed):
+    first = [{"phase": 0, "step": 100 * i, "eval_return": 10.0 * i} for i in range(6)]
+    first[0]["random_return"] = 3.0 * seed
+    ends = [100 * level * i + seed for i in range(6)]
+    return first + [
+        {"phase": 1, "step": 500 + 100 * i, "eval_return": end, "eval_unfinished": 0}
+        for i, end in enumerate(ends)
+    ]
