@@ -31,7 +31,7 @@ def dash(
     targets: Any = "all",
     initial: Mapping[str, Tensor] | None = None,
 ) -> Report:
-    """Shrink the weights of `model` that disagree with the gradient of new data, in place (Shin et al. 2024).
+    """Shrink the weights of `model` that disagree with the gradient of new data, in place, and return the report.
 
     The direction is `descent` over `batches`; `shrink` then applies it.
 
@@ -43,7 +43,6 @@ def dash(
         training: take the gradients in training mode, else in evaluation mode.
         targets: rule for the matrices, as in `fire`.
         initial: starting weights by parameter name, only to report the distance moved relative to a full reset.
-    Returns: a Report with one row per target.
     Raises: UserError for settings out of range, targets that do not exist, no batches, and a sharded model.
     """
     Dash(alpha=alpha, floor=floor)  # checks both
@@ -100,22 +99,20 @@ def shrink(
     them is a vector too, with cosine 1, -1 or 0. Parameters without a direction stay as they are.
     """
     parameters: dict[str, Tensor] = dict(model.named_parameters())
+    chosen = [target for target in table.included if target.parameter in direction]
     start = 2 if kernels else 1
-    for key in dict.fromkeys(t.parameter for t in table.included if t.kind == "conv"):
-        if key in direction:
-            weight = parameters[key]
-            shrunk = shrink_factor(weight.flatten(start), direction[key].flatten(start), floor)
-            weight.mul_(shrunk.view(*shrunk.shape, *[1] * (weight.ndim - start)))
-    for target in table.included:
-        if target.parameter in direction and target.kind != "conv":
+    for key in dict.fromkeys(target.parameter for target in chosen if target.kind == "conv"):
+        weight = parameters[key]
+        factor = shrink_factor(weight.flatten(start), direction[key].flatten(start), floor)
+        weight.mul_(factor.view(*weight.shape[:start], *[1] * (weight.ndim - start)))
+    for target in chosen:
+        if target.kind != "conv":
             rows = target.matrix(parameters)
-            shrunk = shrink_factor(rows, target.matrix(direction), floor)
-            target.write(parameters, rows * shrunk.unsqueeze(-1))
-    if biases:
-        for key in biases_beside(table):
-            if key in direction:
-                entries, along = parameters[key].unsqueeze(-1), direction[key].unsqueeze(-1)
-                parameters[key].mul_(shrink_factor(entries, along, floor))
+            target.write(parameters, rows * shrink_factor(rows, target.matrix(direction), floor))
+    for key in biases_beside(table) if biases else ():
+        if key in direction:
+            entries = parameters[key].unsqueeze(-1)
+            entries.mul_(shrink_factor(entries, direction[key].unsqueeze(-1), floor))
 
 
 def biases_beside(table: TargetTable) -> list[str]:
@@ -125,9 +122,9 @@ def biases_beside(table: TargetTable) -> list[str]:
 
 
 def shrink_factor(vectors: Tensor, directions: Tensor, floor: float) -> Tensor:
-    """Return the factor of each vector: (..., n) vectors and directions give (...) factors."""
+    """Return the factor of each vector: (..., n) vectors and directions give (..., 1) factors."""
     cosine = cosine_similarity(vectors.float(), directions.float(), dim=-1)
-    return cosine.clamp(floor, 1.0).to(vectors.dtype)
+    return cosine.clamp(floor, 1.0).to(vectors.dtype).unsqueeze(-1)
 
 
 def coming(name: str, state: State) -> tuple[Iterator[tuple[Any, Any]], Callable[[Any, Any], Tensor]]:
@@ -173,9 +170,7 @@ class Dash(Method):
         check_settings(self, alpha="(0, 1]", floor="[0, 1]")
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        batches, loss = coming(name, state)
-        settings: dict[str, Any] = {
-            key: getattr(self, key) for key in ("alpha", "floor", "kernels", "biases", "targets")
-        }
-        training, initial = not self.evaluation_mode, state.initial.get(name)
-        return dash(net, batches, loss, training=training, initial=initial, **settings)
+        names = ("alpha", "floor", "kernels", "biases", "targets")
+        settings: dict[str, Any] = {key: getattr(self, key) for key in names}
+        settings |= {"training": not self.evaluation_mode, "initial": state.initial.get(name)}
+        return dash(net, *coming(name, state), **settings)

@@ -12,6 +12,8 @@ from fire_core.report import Report
 from fire_core.state import State
 from fire_core.wrapped_models import unwrap
 
+WIDER = dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)  # small steps would round to nothing
+
 
 @register
 @dataclass
@@ -59,8 +61,7 @@ class HareTortoise(Method):
         """Count the passes from 0, and at the first boundary start the tortoise."""
         self.count = self.count if self.period else 0
         for name, net in state.nets.items():
-            hare = unwrap(net).state_dict()
-            self._follow(name, hare, hare)
+            self._follow(name, unwrap(net).state_dict(), {})
         return Report()
 
     @torch.no_grad()
@@ -92,7 +93,10 @@ class HareTortoise(Method):
         """Return the tortoise of a net. Without one for these layers, it begins at `start`, or where the hare is."""
         if _shapes(self.tortoise.get(name, {})) != _shapes(hare):
             first = start if name not in self.tortoise and _shapes(start) == _shapes(hare) else hare
-            self.tortoise[name] = {key: _precise(first[key]).to(value.device) for key, value in hare.items()}
+            self.tortoise[name] = {
+                key: first[key].to(value.device, WIDER.get(first[key].dtype), copy=True)
+                for key, value in hare.items()
+            }
         return self.tortoise[name]
 
     def _copy(self, state: State) -> None:
@@ -101,10 +105,11 @@ class HareTortoise(Method):
 
     def before_evaluation(self, state: State) -> None:
         for name, tortoise in self.tortoise.items():
-            hare = unwrap(state.nets[name]).state_dict()
+            net = unwrap(state.nets[name])
+            hare = net.state_dict()
             if _shapes(tortoise) == _shapes(hare):  # else it has other layers since the last step
                 self._hare[name] = {key: value.clone() for key, value in hare.items()}
-                unwrap(state.nets[name]).load_state_dict(tortoise)
+                net.load_state_dict(tortoise)
 
     def after_evaluation(self, state: State) -> None:
         for name, hare in self._hare.items():
@@ -114,9 +119,3 @@ class HareTortoise(Method):
 
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {key: value.shape for key, value in weights.items()}
-
-
-def _precise(value: Tensor) -> Tensor:
-    """Return a copy for the average: in half precision, small steps would round to nothing."""
-    half = value.dtype in (torch.float16, torch.bfloat16)
-    return value.to(torch.float32 if half else value.dtype, copy=True)

@@ -1,5 +1,6 @@
 """L2-ER: weight decay, and now and then a step that raises the effective rank of the hidden activations."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,10 +40,6 @@ class _Inputs:
 
     def remove(self) -> None:
         self._handle.remove()
-
-
-def _joined(first: Any, *others: Any) -> Any:
-    return torch.cat([first, *others]) if isinstance(first, Tensor) else first
 
 
 @register
@@ -120,24 +117,22 @@ class L2ER(LayerMethod):
 
 def rank_step(net: nn.Module, layers: list[UnitLayer], batches: list[Any], rate: float) -> None:
     """Move all trained parameters of `net` by `rate` along the gradient of the mean effective rank of the layers."""
-    features: list[Tensor] = []
-    handles = []
-    for layer in layers:
+    ranks: list[Tensor] = []
 
-        def keep(module: nn.Module, arguments: Any, keywords: Any, layer: UnitLayer = layer) -> None:
-            read = first_input(arguments, keywords)
-            features.append(samples_by_unit(read, layer, layer.outgoing[0][0], module))
+    def measure(layer: UnitLayer, reader: nn.Module, arguments: Any, keywords: Any) -> None:
+        read = first_input(arguments, keywords)
+        ranks.append(effective_rank(samples_by_unit(read, layer, layer.outgoing[0][0], reader).float()))
 
-        reader = net.get_submodule(layer.outgoing[0][0])
-        handles.append(reader.register_forward_pre_hook(keep, with_kwargs=True))
-    try:
-        with torch.enable_grad():
-            arguments, keywords = tree_map(_joined, *batches)
-            net(*arguments, **keywords)
-            rank = torch.stack([effective_rank(each.float()) for each in features]).mean()
-    finally:
-        for handle in handles:
-            handle.remove()
+    def joined(first: Any, *others: Any) -> Any:
+        return torch.cat([first, *others]) if isinstance(first, Tensor) else first
+
+    with torch.enable_grad(), ExitStack() as hooks:
+        for layer in layers:
+            reader = net.get_submodule(layer.outgoing[0][0])
+            hooks.enter_context(reader.register_forward_pre_hook(partial(measure, layer), with_kwargs=True))
+        arguments, keywords = tree_map(joined, *batches)
+        net(*arguments, **keywords)
+        rank = torch.stack(ranks).mean()
     trained = [p for p in net.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(rank, trained, allow_unused=True)
     moved = [(p, g) for p, g in zip(trained, gradients, strict=True) if g is not None]
