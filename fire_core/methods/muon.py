@@ -19,8 +19,8 @@ from fire_core.state import State
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     """Return `matrices` (..., m, n) after `steps` of Muon's quintic Newton-Schulz iteration, computed in bfloat16.
 
-    The singular values of the result lie in about [0.7, 1.2], not at 1, because the coefficients trade accuracy for
-    speed (Jordan et al. 2024). Those that began below about 1e-2 of the Frobenius norm may be smaller.
+    The singular values of the result lie in about [0.7, 1.2], because the coefficients trade accuracy for speed (Jordan et
+    al. 2024). Those that began below about 1e-2 of the Frobenius norm may be smaller.
     """
     x = matrices.bfloat16()
     tall = x.shape[-2] > x.shape[-1]
@@ -38,10 +38,11 @@ Memory = dict[Any, dict[str, Any]]  # of an optimizer, by weight
 
 def next_steps(memory: Memory, weights: list[nn.Parameter]) -> list[int]:
     """Count a step of each weight, and return the numbers of the steps, from 1."""
-    for p in weights:
-        memory[p].setdefault("step", torch.zeros(()))  # on the CPU: read at every step
-    torch._foreach_add_([memory[p]["step"] for p in weights], 1.0)
-    return [int(memory[p]["step"]) for p in weights]
+    counts = [
+        memory[p].setdefault("step", torch.zeros(())) for p in weights
+    ]  # on the CPU: read at every step
+    torch._foreach_add_(counts, 1.0)
+    return [int(count) for count in counts]
 
 
 def adam_directions(
@@ -73,35 +74,32 @@ class MuonAdam(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make one update. `closure`, if given, is called first, and its loss is returned."""
-        loss = evaluate_closure(closure)
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             weights = [p for p in group["params"] if p.grad is not None]
-            if "momentum" not in group and weights:
+            if "momentum" in group:
+                self._step_matrices(weights, group)
+            elif weights:
                 steps = next_steps(self.state, weights)
                 directions = adam_directions(self.state, weights, steps, group)
                 torch._foreach_add_(weights, directions, alpha=-group["lr"])
-            for p in weights if "momentum" in group else ():
-                if "momentum_buffer" not in self.state[p]:
-                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-                momentum = self.state[p]["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
-                view = MatrixView(group["stacked"], group["transposed"])
-                update = view.matrices(p.grad.lerp(momentum, group["momentum"]))
-                change = view.weight(orthogonalize(update), p)
-                p.add_(change, alpha=-group["lr"] * self.factor(p, update))
         return loss
+
+    def _step_matrices(self, weights: list[Any], group: dict[str, Any]) -> None:
+        view = MatrixView(group["stacked"], group["transposed"])
+        for p in weights:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            momentum = self.state[p]["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
+            update = view.matrices(p.grad.lerp(momentum, group["momentum"]))
+            change = view.weight(orthogonalize(update), p)
+            p.add_(change, alpha=-group["lr"] * self.factor(p, update))
 
     def factor(self, parameter: Tensor, matrices: Tensor) -> float:
         """Return the factor of an orthogonalised update, given the parameter and its update as matrices (..., m, n)."""
         rows, columns = matrices.shape[-2:]
         return max(1.0, rows / columns) ** 0.5
-
-
-def evaluate_closure(closure: Callable[[], float] | None) -> float | None:
-    """Call a closure with gradients enabled and return its loss, or None without a closure."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
 
 
 @register
@@ -149,16 +147,16 @@ class Muon(Method):
         kind: type[MuonAdam] = MuonAdam,
     ) -> MuonAdam:
         """Return an optimizer that trains the weights of `views` with Muon, and all others with Adam."""
-        rate, groups = default.param_groups[0]["lr"], dict[tuple[bool, bool], dict[str, Any]]()
-        rest: list[nn.Parameter] = []
+        rate, rest = default.param_groups[0]["lr"], list[nn.Parameter]()
+        own = {"lr": rate * self.rate_factor, "rate_factor": self.rate_factor, "momentum": self.momentum}
+        groups: dict[tuple[bool, bool], dict[str, Any]] = {}
         for name, parameter in net.named_parameters():
-            view = views.get(name)
-            if view is None:
+            if view := views.get(name):
+                how = {"stacked": view.stacked, "transposed": view.transposed}
+                group = groups.setdefault((view.stacked, view.transposed), {"params": [], **own, **how})
+                group["params"].append(parameter)
+            else:
                 rest.append(parameter)
-                continue
-            own = {"params": [], "lr": rate * self.rate_factor, "rate_factor": self.rate_factor}
-            how = {"momentum": self.momentum, "stacked": view.stacked, "transposed": view.transposed}
-            groups.setdefault((view.stacked, view.transposed), own | how)["params"].append(parameter)
         adam = {"lr": rate, "betas": tuple(self.adam_betas), "eps": epsilon}
         return kind([*groups.values(), *([{"params": rest}] if rest else [])], adam)
 

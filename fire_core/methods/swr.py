@@ -1,7 +1,6 @@
 """SWR, selective weight reinitialisation: draw single weights of little use again."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,11 +63,11 @@ class SWR(Method):
         stream = stream_of(state, self.name, self.steps)
         for name in state.nets if due or self.decay else ():
             net, start = start_of(state.nets[name], state.initial.get(name))
-            trained = {key: p for key, p in net.named_parameters() if p.requires_grad and p.grad is not None}
             averages = self.averages.setdefault(name, {})
-            for key, p in trained.items():
-                gradient: Any = p.grad
-                value = (p * gradient if self.utility == "gradient" else p).abs().float()
+            for key, p in net.named_parameters():
+                if not p.requires_grad or p.grad is None:
+                    continue
+                value = (p * p.grad if self.utility == "gradient" else p).abs().float()
                 if self.decay:
                     value = averages[key] = torch.lerp(value, averages.get(key, 0 * value), self.decay)
                 if due and len(chosen := self.choose(value.flatten(), stream)):

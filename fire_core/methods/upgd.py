@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from fire_core.errors import check_settings
 from fire_core.methods.method import FIXTURE, Method, register
-from fire_core.methods.muon import adam_directions, evaluate_closure, next_steps
+from fire_core.methods.muon import adam_directions, next_steps
 from fire_core.seeding import derive
 
 
@@ -22,32 +22,21 @@ class PerturbedDescent(Optimizer):
     or of the corrected ones ("corrected", the paper's algorithm as others read it). It may be negative; U then protects
     the least useful weights most. A maximum of exactly 0 counts as 1e-30.
 
-    d is g, or with `adaptive` Adam's bias-corrected m / (sqrt(v) + eps). The noise is normal with deviation `sigma`, and a
-    function of `seed`, the device and the number of updates alone, which is kept where a cleared state does not reach it,
-    so that no noise comes twice.
+    d is g, or with `adaptive` Adam's bias-corrected m / (sqrt(v) + eps). The noise is normal with deviation `sigma`, a
+    function of `seed`, the device and the number of updates alone.
     """
 
-    never_cleared = ("drawn",)  # noise does not come twice
+    never_cleared = ("drawn",)  # the number of updates: no noise comes twice
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        *,
-        maximum: str = "raw",
-        seed: int = 0,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        **settings: Any,
-    ) -> None:
-        """settings: sigma, decay, weight_decay and adaptive, as in `UPGD`."""
-        settings |= {"lr": lr, "maximum": maximum, "seed": seed, "betas": betas, "eps": eps}
-        super().__init__(params, settings)
+    def __init__(self, params: Any, **settings: Any) -> None:
+        """settings: lr, and those of `UPGD`: sigma, decay, weight_decay, adaptive; also maximum, seed, betas and eps."""
+        super().__init__(params, {"maximum": "raw", "seed": 0, "betas": (0.9, 0.999), "eps": 1e-8} | settings)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make one update. `closure`, if given, is called first, and its loss is returned."""
-        loss = evaluate_closure(closure)
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         places: dict[tuple[int, torch.device], list[Any]] = {}
         for number, group in enumerate(self.param_groups):
             for p in group["params"]:
@@ -156,14 +145,8 @@ class UPGD(Method):
         """
         trained = [p for p in net.parameters() if p.requires_grad]
         total = sum(float(p.detach().double().abs().sum()) for p in trained)
-        return PerturbedDescent(
-            [{"params": trained, "rate_factor": self.rate_factor}],
-            lr=default.param_groups[0]["lr"] * self.rate_factor,
-            sigma=self.sigma,
-            decay=self.decay,
-            weight_decay=self.weight_decay,
-            adaptive=self.adaptive,
-            maximum=self.maximum,
-            seed=derive(0, "upgd", repr(total)),
-            eps=default.param_groups[0].get("eps", 1e-8),
-        )
+        group, usual = {"params": trained, "rate_factor": self.rate_factor}, default.param_groups[0]
+        names = ("sigma", "decay", "weight_decay", "adaptive", "maximum")
+        settings: dict[str, Any] = {name: getattr(self, name) for name in names}
+        settings |= {"lr": usual["lr"] * self.rate_factor, "eps": usual.get("eps", 1e-8)}
+        return PerturbedDescent([group], seed=derive(0, "upgd", repr(total)), **settings)

@@ -37,10 +37,10 @@ class WeightClipping(Method):
     Args:
         factor: the paper's kappa. Its value there depends on the task, from 1 to 5 with ReLU; the default is ours.
 
-    The authors' code agrees in every step that was recorded from it, with one exception: it takes the gains and biases of
-    a norm layer for biases of the weight before it, and clamps them too. Here they stay. Its `clip_last_layer=False` is
-    targets=no_head. Networks that are drawn from another distribution than PyTorch's default are clipped to the default's
-    range all the same. Cost: one pass over the weights per step.
+    The authors' code agrees in every step that was recorded from it, but that it takes the gains and biases of a norm layer
+    for biases of the weight before it, and clamps them too. Its `clip_last_layer=False` is targets=no_head. Networks that
+    are drawn from another distribution are clipped to the range of PyTorch's default all the same. Cost: one pass over the
+    weights per step.
     """
 
     factor: float = 2.0
