@@ -1,9 +1,4 @@
-"""Triggers: objects that decide from the step and the metrics whether it is time to act::
-
-    trigger = Cooldown(Plateau("val_loss", patience=5), steps=10_000)
-    ...
-    if trigger(step, {"val_loss": loss}):      # as often as you like; metrics may be missing in a call
-        fire(model)
+"""Triggers: objects that decide from the step and the metrics whether it is time to act.
 
 A trigger never touches the model, and it remembers plain values only. Save its `state_dict()` with your checkpoint; a
 resumed run then fires at the same steps as one that never stopped.

@@ -31,6 +31,12 @@ def control(
     return treat_model(model, table_of(model, targets), treatment, action=name, method=name, **options)
 
 
+def with_norm_of(stack: Tensor, matrices: Tensor) -> Tensor:
+    """Return `matrices` (count, out, in), each with the Frobenius norm of that in `stack`."""
+    norm = torch.linalg.matrix_norm(stack, keepdim=True)
+    return matrices * (norm / torch.linalg.matrix_norm(matrices, keepdim=True))
+
+
 def rescale(
     model: nn.Module, *, iterations: int = ITERATIONS, normalize: str = NORMALIZE, **options: Any
 ) -> Report:
@@ -41,8 +47,7 @@ def rescale(
 
     def treat(stack: Tensor, group: list[Target]) -> Treated:
         goal = polar(stack, "newton_schulz", iterations=iterations, normalize=normalize).factor
-        norm = torch.linalg.matrix_norm(goal * official_scales(group, stack), keepdim=True)
-        return Treated(stack * (norm / torch.linalg.matrix_norm(stack, keepdim=True)))
+        return Treated(with_norm_of(goal * official_scales(group, stack), stack))
 
     return control(model, treat, "rescale", **options)
 
@@ -62,8 +67,7 @@ def keep_norm(
 
     def treat(stack: Tensor, group: list[Target]) -> Treated:
         factor, *figures = polar(stack, solver, iterations=iterations, normalize=normalize)
-        norm = torch.linalg.matrix_norm(stack, keepdim=True)
-        return Treated(factor * (norm / torch.linalg.matrix_norm(factor, keepdim=True)), None, *figures)
+        return Treated(with_norm_of(stack, factor), None, *figures)
 
     return control(model, treat, "keep_norm", **options)
 

@@ -1,6 +1,6 @@
 """DASH: shrink each weight vector, the more so the less it agrees with the direction in which the loss descends."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,14 @@ from fire_core.state import State
 from fire_core.targets import TargetTable
 from fire_core.wrapped_models import average_over_ranks, observe, table_of, unwrap
 
+Batches = Iterable[tuple[Any, Any]]  # (inputs, targets)
+Loss = Callable[[Any, Any], Tensor]  # (output, targets) -> scalar
+
 
 def dash(
     model: nn.Module,
-    batches: Iterable[tuple[Any, Any]],
-    loss: Callable[[Any, Any], Tensor],
+    batches: Batches,
+    loss: Loss,
     *,
     alpha: float = 0.3,
     floor: float = 0.05,
@@ -33,12 +36,10 @@ def dash(
 ) -> Report:
     """Shrink the weights of `model` that disagree with the gradient of new data, in place, and return the report.
 
-    The direction is `descent` over `batches`; `shrink` then applies it.
-
     Args:
         batches: (inputs, targets) of the coming data, read once.
         loss: (output, targets) -> scalar.
-        alpha: weight of the newest gradient in the running average.
+        alpha: weight of the newest gradient in the running average of `descent`.
         floor, kernels, biases: see `shrink`.
         training: take the gradients in training mode, else in evaluation mode.
         targets: rule for the matrices, as in `fire`.
@@ -54,12 +55,7 @@ def dash(
 
 
 def descent(
-    model: nn.Module,
-    batches: Iterable[tuple[Any, Any]],
-    loss: Callable[[Any, Any], Tensor],
-    *,
-    alpha: float,
-    training: bool = True,
+    model: nn.Module, batches: Batches, loss: Loss, *, alpha: float, training: bool = True
 ) -> dict[str, Tensor]:
     """Return the running average of the negative gradient over one pass, by parameter name.
 
@@ -127,8 +123,8 @@ def shrink_factor(vectors: Tensor, directions: Tensor, floor: float) -> Tensor:
     return cosine.clamp(floor, 1.0).to(vectors.dtype).unsqueeze(-1)
 
 
-def coming(name: str, state: State) -> tuple[Iterator[tuple[Any, Any]], Callable[[Any, Any], Tensor]]:
-    """Return the batches (inputs, targets) of the coming phase for net `name`, and the loss."""
+def coming(name: str, state: State) -> tuple[Batches, Loss]:
+    """Return the batches of the coming phase for net `name`, and the loss."""
     assert state.batches is not None and state.loss is not None  # `needs` asks for both
     return ((inputs_of(name, inputs), targets) for inputs, targets in state.batches()), state.loss
 
@@ -138,8 +134,7 @@ def coming(name: str, state: State) -> tuple[Iterator[tuple[Any, Any]], Callable
 class Dash(Method):
     """Calls `dash` at every boundary, with one pass over the coming phase's data.
 
-    Where the gradient is zero, so is the cosine: a boundary multiplies the weights of a dead unit by `floor`, and
-    shrinks a net whose units are all dead towards zero.
+    Where the gradient is zero, so is the cosine: a boundary multiplies the weights of a dead unit by `floor`.
 
     Args:
         evaluation_mode: take the gradients in evaluation mode.
@@ -170,7 +165,6 @@ class Dash(Method):
         check_settings(self, alpha="(0, 1]", floor="[0, 1]")
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        names = ("alpha", "floor", "kernels", "biases", "targets")
-        settings: dict[str, Any] = {key: getattr(self, key) for key in names}
+        settings = self.settings("evaluation_mode", "every_steps", "rate")
         settings |= {"training": not self.evaluation_mode, "initial": state.initial.get(name)}
         return dash(net, *coming(name, state), **settings)

@@ -18,9 +18,7 @@ from fire_core.wrapped_models import unwrap
 
 @dataclass
 class Projection(Method):
-    """Base class of FIRE and its controls.
-
-    A subclass names the `function` of a model that it calls; its other settings are keyword arguments of that function.
+    """Base class of FIRE and its controls, each of which names its `function` of a model and of the other settings.
 
     Args:
         targets: the matrices to project, a rule of `find_targets`.
@@ -40,11 +38,6 @@ class Projection(Method):
         known = {f.name for f in fields(FireSettings)}
         FireSettings(**{name: value for name, value in self.settings().items() if name in known})
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that are arguments of `function`."""
-        names = [f.name for f in fields(self) if f.name not in ("first_phase", "reset")]
-        return {name: getattr(self, name) for name in names}
-
     def check(self, state: State) -> None:
         """Raise UserError for targets that a net does not have, and for layers both projected and reset."""
         for net in map(unwrap, state.nets.values()):
@@ -60,7 +53,7 @@ class Projection(Method):
         initial = state.initial.get(name)
         if self.reset:
             start_of(net, initial, match_parameters(unwrap(net), self.reset))
-        report = self.project(net, state, initial=initial, **self.settings())
+        report = self.project(net, state, initial=initial, **self.settings("reset"))
         return combine(report, reset_layers(net, initial, self.reset))
 
     def project(self, net: nn.Module, state: State, **settings: Any) -> Report:

@@ -22,8 +22,8 @@ class HareTortoise(Method):
 
     The tortoise starts as a copy of the net before its first step in phase `first_phase`, and goes on over phases. After
     every optimizer step, tortoise <- momentum * tortoise + (1 - momentum) * hare; now and then, hare <- tortoise.
-    Floating-point buffers, such as the running statistics of batch norm, are averaged and copied too; others, such as
-    counts, are taken from the hare. The optimizer's state stays at a copy.
+    Floating-point buffers, such as the running statistics of batch norm, are averaged and copied too; counts are taken
+    from the hare. The optimizer's state stays at a copy.
 
     Args:
         momentum: share of the tortoise that stays in each step.
@@ -32,9 +32,8 @@ class HareTortoise(Method):
         period: number of optimizer steps between copies instead, counted over all phases; 0: `passes` holds.
 
     In the authors' code, hare and tortoise share their memory after a copy, so that the average starts again from the
-    hare one step later. That is surely not meant, and is not done here. In reinforcement learning, which their code does
-    not have, the hare acts and the tortoise is evaluated; the target networks stay those of the script. A finished run
-    saves the weights that it evaluated, the tortoise's.
+    hare one step later; that is not done here. In reinforcement learning, which their code does not have, the hare acts
+    and the target networks stay those of the script. A finished run saves the tortoise.
 
     Cost: one copy of the weights, and one pass over them per step.
     """

@@ -30,16 +30,14 @@ class _Inputs:
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
-        self.kept: list[Any] = []
-        self.stepped = 0  # how many of them are of steps that were made
-        self._handle = net.register_forward_pre_hook(self._keep, with_kwargs=True)
+        self.kept: list[Any] = []  # of steps that were made
+        self.new: list[Any] = []  # of the step that is being made
+        handle = net.register_forward_pre_hook(self._keep, with_kwargs=True)
+        self.remove = handle.remove
 
     def _keep(self, net: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if net.training and torch.is_grad_enabled():
-            self.kept.append(tree_map_only(Tensor, Tensor.detach, (arguments, keywords)))
-
-    def remove(self) -> None:
-        self._handle.remove()
+            self.new.append(tree_map_only(Tensor, Tensor.detach, (arguments, keywords)))
 
 
 @register
@@ -93,26 +91,25 @@ class L2ER(LayerMethod):
     def after_step(self, state: State) -> None:
         self.counts["steps"] += 1
         for name, inputs in self.recorders.items():
+            inputs.kept = inputs.kept + inputs.new
             if self.counts["steps"] % self.every_steps == 0:
                 if inputs.kept and self.rate > 0.0:
                     rank_step(inputs.net, self.layers[name][-self.last_layers :], inputs.kept, self.rate)
                 inputs.kept = []
-            inputs.stepped = len(inputs.kept)
+        self.after_skip(state)
 
     def after_skip(self, state: State) -> None:
         for inputs in self.recorders.values():
-            del inputs.kept[inputs.stepped :]
+            inputs.new = []
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {name: each.kept[: each.stepped] for name, each in self.recorders.items()}
-        return super().state_dict() | {"kept": kept}
+        return super().state_dict() | {"kept": {name: each.kept for name, each in self.recorders.items()}}
 
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
         super().load_state_dict(saved, state)
         for name, kept in saved["kept"].items() if self.recorders else ():
             device = next(state.nets[name].parameters()).device
             self.recorders[name].kept = tree_map_only(Tensor, partial(Tensor.to, device=device), kept)
-            self.recorders[name].stepped = len(kept)
 
 
 def rank_step(net: nn.Module, layers: list[UnitLayer], batches: list[Any], rate: float) -> None:

@@ -56,30 +56,32 @@ class Method:
     source: ClassVar[str] = ""
     proven_by: ClassVar[str] = OWN  # FIXTURE, TEXT, PORT or OWN
     variant: ClassVar[str] = PUBLISHED
-    fixed: ClassVar[
-        tuple[str, ...]
-    ] = ()  # settings that this variant does not have: they stay at their defaults
+    fixed: ClassVar[tuple[str, ...]] = ()  # settings without effect in this variant
     needs: ClassVar[frozenset[str]] = frozenset()  # of NEEDS
     changes_optimizer: ClassVar[bool] = False  # overrides `build`
     changes_structure: ClassVar[bool] = False  # adds modules, and overrides `rebuild`
     takes_whole_weights: ClassVar[bool] = False  # cannot work with the shards of FSDP2
-    # what happens to the optimizers' memory at a boundary, whatever attach() was given
-    optimizer_state: ClassVar[str | None] = None
+    optimizer_state: ClassVar[str | None] = None  # at a boundary, whatever attach() was given
     # attributes that a resumed run needs: plain values, or {name of a net: {name of a parameter or buffer: tensor}}
     remembers: ClassVar[tuple[str, ...]] = ()
-    # settings with which all calls are made and nothing changes, if any
-    off: ClassVar[dict[str, Any] | None] = None
+    off: ClassVar[dict[str, Any] | None] = None  # settings with which all calls are made and nothing changes
+
+    def settings(self, *without: str) -> dict[str, Any]:
+        """Return the settings by name, but for `first_phase` and those named."""
+        return {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("first_phase", *without)
+        }
 
     def check(self, state: State) -> None:
         """Raise `UserError` if the settings do not fit these nets. Called before training starts and at boundaries.
 
         By default: if the method has `targets` that a net does not have, or takes whole weights and finds shards.
         """
-        for name, net in state.nets.items() if self.takes_whole_weights else ():
-            if is_sharded(dict(net.named_parameters())):
+        for name, net in state.nets.items():
+            if self.takes_whole_weights and is_sharded(dict(net.named_parameters())):
                 raise UserError(f"method {self.name!r} takes whole weights; net {name!r} is sharded")
-        for net in state.nets.values() if hasattr(self, "targets") else ():
-            find_targets(net, self.targets)  # type: ignore[attr-defined]
+            if hasattr(self, "targets"):
+                find_targets(net, self.targets)
 
     def weights(self, net: nn.Module) -> dict[str, MatrixView]:
         """Return `find_weights` for the method's `targets`, searched once, without weights that are frozen by now."""
@@ -197,18 +199,14 @@ def without_added(method: Method, settings: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MatrixView:
-    """How methods that act during training read a weight: as one matrix (out, everything else), or as a stack of them.
+    """How methods that act during training read a weight: as one matrix (out, everything else), or as a stack of them."""
 
-    stacked: the first dimension counts matrices. transposed: inputs come before outputs. bias: name of the bias beside the
-    weight, whether or not the layer has one.
-    """
-
-    stacked: bool = False
-    transposed: bool = False
-    bias: str = ""
+    stacked: bool = False  # the first dimension counts matrices
+    transposed: bool = False  # inputs come before outputs
+    bias: str = ""  # name of the bias beside the weight, whether or not the layer has one
 
     def matrices(self, weight: Tensor) -> Tensor:
-        """Return the matrices (..., out, in) of a weight, or of any tensor of its shape: a view where that is possible."""
+        """Return the matrices (..., out, in) of a weight, or of a tensor of its shape: a view where that is possible."""
         return self._outputs_first(weight).flatten(2 if self.stacked else 1)
 
     def weight(self, matrices: Tensor, like: Tensor) -> Tensor:

@@ -46,7 +46,6 @@ class Parseval(Method):
 
     def __post_init__(self) -> None:
         check_settings(self, coefficient="[0, inf)", scale="[0, inf)", gram="rows smaller")
-        self._goals: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
     def check(self, state: State) -> None:
         """Raise UserError for targets that a net does not have, and for Gram matrices beyond LARGEST_GRAM rows."""
@@ -69,19 +68,13 @@ class Parseval(Method):
             if self.gram == "smaller":
                 matrices = [each.mT if each.shape[-2] > each.shape[-1] else each for each in matrices]
             grams = [each @ each.mT for each in matrices]
-            total = total + sum(_squared_sums(grams, [self._goal(gram) for gram in grams]))
+            goals = [self.scale * torch.eye(g.shape[-1], dtype=g.dtype, device=g.device) for g in grams]
+            total = total + sum(_squared_sums(grams, goals))
             found = dict.fromkeys(getattr(m, "weight", None) for m in net.modules() if is_norm(m))
             gains: Any = [gain for gain in found if isinstance(gain, nn.Parameter)]
             if self.norms and gains:
                 total = total + sum(_squared_sums(torch._foreach_mul(gains, gains), self.scale))
         return self.coefficient * total
-
-    def _goal(self, gram: Tensor) -> Tensor:
-        """Return scale I beside a Gram matrix, made once for each size."""
-        key = gram.shape[-1], gram.dtype, gram.device
-        if key not in self._goals:
-            self._goals[key] = self.scale * torch.eye(key[0], dtype=gram.dtype, device=gram.device)
-        return self._goals[key]
 
 
 def _squared_sums(values: Any, goals: Any) -> list[Tensor]:

@@ -112,10 +112,10 @@ class UPGD(Method):
         adaptive: take Adam's direction; False is the plain rule of the paper's streams, which needs a larger rate.
         maximum: see `PerturbedDescent`.
 
-    The authors' code agrees in every step that was recorded from it. Two of its versions, in the README and for
-    reinforcement learning, multiply the direction by 2, but not the decay: `rate_factor` 2 with half the weight decay. The
-    authors tuned the plain rule on streams of single samples: rate 0.01, decay 0.9 to 0.9999, sigma 0.001 to 0.1, weight
-    decay 0 or 0.01. The defaults here are those of their version for reinforcement learning.
+    Two versions of the authors' code, in the README and for reinforcement learning, multiply the direction by 2, but not
+    the decay: `rate_factor` 2 with half the weight decay. The authors tuned the plain rule on streams of single samples:
+    rate 0.01, decay 0.9 to 0.9999, sigma 0.001 to 0.1, weight decay 0 or 0.01. The defaults are those of their version for
+    reinforcement learning.
 
     Cost: three buffers per weight instead of two, and one normal number per weight and step.
     """
@@ -146,7 +146,6 @@ class UPGD(Method):
         trained = [p for p in net.parameters() if p.requires_grad]
         total = sum(float(p.detach().double().abs().sum()) for p in trained)
         group, usual = {"params": trained, "rate_factor": self.rate_factor}, default.param_groups[0]
-        names = ("sigma", "decay", "weight_decay", "adaptive", "maximum")
-        settings: dict[str, Any] = {name: getattr(self, name) for name in names}
-        settings |= {"lr": usual["lr"] * self.rate_factor, "eps": usual.get("eps", 1e-8)}
-        return PerturbedDescent([group], seed=derive(0, "upgd", repr(total)), **settings)
+        given = {"lr": usual["lr"] * self.rate_factor, "eps": usual.get("eps", 1e-8)}
+        seed = derive(0, "upgd", repr(total))
+        return PerturbedDescent([group], seed=seed, **given, **self.settings("rate_factor"))
