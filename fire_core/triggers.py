@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
-from fire_core.errors import UserError, did_you_mean
+from fire_core.errors import UserError, check_settings, did_you_mean
 
 Observed = Mapping[str, float]
 MOST_MISSED = 100
@@ -98,9 +98,8 @@ class Plateau(Trigger):
     MEMORY = ("best", "waited")
 
     def __init__(self, metric: str, patience: int, *, mode: str = "min", min_change: float = 0.0) -> None:
-        if mode not in ("min", "max"):
-            raise UserError(f"mode={mode!r}: choose 'min' or 'max'")
         self.metric, self.mode, self.min_change = metric, mode, min_change
+        check_settings(self, mode="min max")
         self.patience = _positive("patience", patience)
         self.best: float | None = None
         self.waited = 0
@@ -135,9 +134,8 @@ class Fall(Trigger):
     MEMORY = ("highest",)
 
     def __init__(self, metric: str, share: float) -> None:
-        if not 0.0 < share < 1.0:
-            raise UserError(f"share={share} must lie between 0 and 1, both excluded")
         self.metric, self.share = metric, share
+        check_settings(self, share="(0, 1)")
         self.highest: float | None = None
 
     def decide(self, value: float) -> bool:

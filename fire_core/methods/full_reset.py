@@ -27,7 +27,7 @@ def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
 
 
 def reset_layers(model: nn.Module, initial: Mapping[str, Tensor] | None, rule: Any) -> Report:
-    """Set all parameters of the layers that `rule` names, if any, to their initial values, in place; return the report.
+    """Set all parameters of the layers that `rule` names, if there is one, to their initial values, in place.
 
     Raises UserError if the rule names nothing, or a parameter that `initial` does not have.
     """

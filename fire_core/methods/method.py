@@ -83,7 +83,7 @@ class Method:
             if hasattr(self, "targets"):
                 find_targets(net, self.targets)
 
-    def weights(self, net: nn.Module) -> dict[str, MatrixView]:
+    def weights(self, net: nn.Module) -> Views:
         """Return `find_weights` for the method's `targets`, searched once, without weights that are frozen by now."""
         known = self.__dict__.setdefault("_weights", WeakKeyDictionary())
         if net not in known:
@@ -218,7 +218,10 @@ class MatrixView:
         return weight.transpose(first, first + 1) if self.transposed else weight
 
 
-def find_weights(net: nn.Module, targets: str | list[str]) -> dict[str, MatrixView]:
+Views = Mapping[str, MatrixView]  # by the name of the parameter
+
+
+def find_weights(net: nn.Module, targets: str | list[str]) -> Views:
     """Return the parameters that hold the matrices of `targets`, by name, and how to read each of them.
 
     Raises UserError if `targets` names a part of a weight, such as q of a fused q/k/v: these methods take whole weights.

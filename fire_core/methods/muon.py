@@ -1,6 +1,6 @@
 """Muon: an optimizer that orthogonalises the momentum of hidden matrices; alone, and with FIRE at boundaries."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from fire_core.errors import UserError, check_settings
 from fire_core.methods.fire import Fire
-from fire_core.methods.method import TEXT, MatrixView, Method, find_weights, register
+from fire_core.methods.method import TEXT, MatrixView, Method, Views, find_weights, register
 from fire_core.report import Report
 from fire_core.solvers.schedules import MUON_QUINTIC
 from fire_core.state import State
@@ -105,10 +105,9 @@ class MuonAdam(Optimizer):
 @register
 @dataclass
 class Muon(Method):
-    """Trains the targets with Muon and everything else (gains, biases, head) with Adam, from phase `first_phase` on.
+    """Trains the targets with Muon and everything else (gains, biases, embeddings, head) with Adam.
 
-    Embeddings, positions and class tokens stay with Adam, whose learning rate and epsilon are those of the default
-    optimizer. Nothing has weight decay, whatever the default optimizer has.
+    Adam's learning rate and epsilon are those of the default optimizer. Nothing has weight decay, whatever that has.
 
     Args:
         rate_factor: learning rate of the targets as a multiple of the default optimizer's (paper: 0.01 = 10 x 1e-3).
@@ -135,16 +134,11 @@ class Muon(Method):
             raise UserError(f"adam_betas={self.adam_betas} must be two numbers in [0, 1), as in [0.9, 0.95]")
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
-        views = find_weights(net, self.targets)
-        return self.optimizer(net, views, default, default.param_groups[0].get("eps", 1e-8))
+        epsilon = default.param_groups[0].get("eps", 1e-8)
+        return self.optimizer(net, find_weights(net, self.targets), default, epsilon)
 
     def optimizer(
-        self,
-        net: nn.Module,
-        views: Mapping[str, MatrixView],
-        default: Optimizer,
-        epsilon: float,
-        kind: type[MuonAdam] = MuonAdam,
+        self, net: nn.Module, views: Views, default: Optimizer, epsilon: float, kind: Any = MuonAdam
     ) -> MuonAdam:
         """Return an optimizer that trains the weights of `views` with Muon, and all others with Adam."""
         rate, rest = default.param_groups[0]["lr"], list[nn.Parameter]()
@@ -164,12 +158,9 @@ class Muon(Method):
 @register
 @dataclass
 class FireMuon(Muon):
-    """Trains as `Muon` does, and applies `fire` at each boundary, to see whether FIRE still helps where updates are
-    orthogonalised. Cost: that of both.
+    """Trains as `Muon` does, and applies `fire` at each boundary: does it still help where updates are orthogonalised?
 
-    Args:
-        iterations: of `fire`. projected: the matrices that `fire` projects, a rule of `find_targets`.
-        targets: the matrices that Muon trains.
+    iterations: of `fire`. projected: the matrices that `fire` projects, a rule of `find_targets`. Cost: that of both.
     """
 
     iterations: int = Fire.iterations

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import check_settings
-from fire_core.methods.method import PORT, MatrixView, Method, register, start_of
+from fire_core.methods.method import PORT, Method, Views, register, start_of
 from fire_core.state import State
 from fire_core.wrapped_models import unwrap
 
 
 @torch.no_grad()
-def project_norms(model: nn.Module, norms: Mapping[str, Tensor], weights: Mapping[str, MatrixView]) -> None:
+def project_norms(model: nn.Module, norms: Mapping[str, Tensor], weights: Views) -> None:
     """Scale each of the `weights` of `model` to its Frobenius norm in `norms`, in place; see `norms_of`.
 
     A stack of matrices has one norm for each. A weight whose norm is 0, here or there, stays as it is.
@@ -27,12 +27,10 @@ def project_norms(model: nn.Module, norms: Mapping[str, Tensor], weights: Mappin
         weight.mul_(view.weight(factor.expand_as(matrices), weight))
 
 
-def norms_of(values: Mapping[str, Tensor], weights: Mapping[str, MatrixView]) -> dict[str, Tensor]:
+def norms_of(values: Mapping[str, Tensor], weights: Views) -> dict[str, Tensor]:
     """Return the Frobenius norm of each matrix of the `weights`, (..., 1, 1), from tensors by name."""
-    return {
-        key: torch.linalg.matrix_norm(view.matrices(values[key]), keepdim=True)
-        for key, view in weights.items()
-    }
+    matrices = {key: view.matrices(values[key]) for key, view in weights.items()}
+    return {key: torch.linalg.matrix_norm(each, keepdim=True) for key, each in matrices.items()}
 
 
 @register

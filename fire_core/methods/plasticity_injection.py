@@ -103,8 +103,7 @@ def _replace(model: nn.Module, head: str, new: nn.Module) -> None:
     names = {name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in inside}
     if not all(name.startswith(f"{head}.") for name in names):
         old = deepcopy(old)  # tied, for example to the embedding, which goes on training
-    path, _, attribute = head.rpartition(".")
-    setattr(model.get_submodule(path), attribute, InjectedHead(old, new.requires_grad_(True)))
+    model.set_submodule(head, InjectedHead(old, new.requires_grad_(True)))
 
 
 def _head(model: nn.Module, head: str) -> nn.Module:
@@ -116,9 +115,9 @@ def _head(model: nn.Module, head: str) -> nn.Module:
     try:
         return model.get_submodule(head)
     except AttributeError:
-        known = ", ".join(child for child, _ in model.named_children())
+        net, known = type(model).__name__, ", ".join(child for child, _ in model.named_children())
         raise UserError(
-            f"plasticity_injection: {type(model).__name__} has no module {head!r}; set method.head to one of {known}"
+            f"plasticity_injection: {net} has no module {head!r}; set method.head to one of {known}"
         ) from None
 
 

@@ -24,14 +24,13 @@ def shrink_perturb(
     parameters: str | list[str] = "all",
     reset: str | list[str] | None = None,
 ) -> Report:
-    """Set every parameter W of `model` to (1 - shrink) W + shrink W_initial, in place; buffers are kept.
+    """Set every parameter W of `model` to (1 - shrink) W + shrink W_initial, in place, and return the report.
 
     Args:
         initial: weights by parameter name: a copy of the state dict before training, or newly drawn ones.
-        shrink: between 0, which keeps the weights, and 1, which resets them.
+        shrink: between 0, which keeps the weights, and 1, which resets them. Buffers are kept.
         parameters: rule for the layers to treat, as in `match_parameters`.
         reset: rule for layers that are set to `initial` instead.
-    Returns: a Report with one row per target.
     Raises: UserError for `shrink` outside [0, 1], for rules that name nothing, and for values missing in `initial`.
     """
     ShrinkPerturb(shrink=shrink)  # checks it

@@ -20,9 +20,7 @@ class SWR(Method):
     or with `decay` a running average of it, which starts again at each replacement. "threshold" replaces the entries whose
     utility is at most `factor` times the mean of their parameter, so all of one without gradient; "proportional" replaces
     a share `factor` of the entries, the lowest. New values are normal, with mean and deviation of the parameter's starting
-    values; where these are all alike, as biases of 0 and gains of 1, that value.
-
-    All parameters take part, those of the output and of norm layers too. The optimizer's state stays.
+    values. All parameters take part, those of the output and of norm layers too. The optimizer's state stays.
 
     Args:
         fresh: "resample" draws; "mean" takes the mean of the starting values.
@@ -49,10 +47,8 @@ class SWR(Method):
     remembers = ("steps", "averages")
 
     def __post_init__(self) -> None:
-        check_settings(
-            self, utility="gradient magnitude", rule="threshold proportional", fresh="resample mean"
-        )
-        check_settings(self, factor="[0, inf)", every_steps="[1, inf)", decay="[0, 1)")
+        check_settings(self, utility="gradient magnitude", rule="threshold proportional")
+        check_settings(self, fresh="resample mean", factor="[0, inf)", every_steps="[1, inf)", decay="[0, 1)")
         self.steps = 0
         self.averages: dict[str, dict[str, Tensor]] = {}
 

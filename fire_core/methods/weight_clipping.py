@@ -1,18 +1,17 @@
 """Weight clipping: no weight may leave a multiple of the range from which it was drawn."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from fire_core.errors import check_settings
-from fire_core.methods.method import FIXTURE, MatrixView, Method, register
+from fire_core.methods.method import FIXTURE, Method, Views, register
 from fire_core.state import State
 
 
 @torch.no_grad()
-def clip_weights(model: nn.Module, factor: float, weights: Mapping[str, MatrixView]) -> None:
+def clip_weights(model: nn.Module, factor: float, weights: Views) -> None:
     """Clamp each of the `weights` (see `find_weights`) and the bias beside it to [-factor * s, factor * s], in place.
 
     s = 1 / sqrt(fan_in) is the bound of PyTorch's default initialisation, for the bias too; the fan_in of a transposed
