@@ -27,7 +27,8 @@ class AdamO(Method):
     """Moves every weight W by -rate * coefficient * the gradient of a pull towards isometry, beside each optimizer step.
 
     `rate` is the learning rate that the weight's parameter group has at that step. A weight is taken as one matrix (out,
-    everything else), and a stack of matrices as these matrices.
+    everything else), and a stack of matrices as these matrices. Cost: three matrix products per weight and step, and with
+    "paper" one copy of the weights during the step.
 
     Args:
         reading: "paper" is `isometry_gradient`, at the weights before the step: equation 16 as two independent readers give
@@ -35,8 +36,6 @@ class AdamO(Method):
             the paper's first author, which searched coefficients of 1e-3, 1e-2 and 1e-1.
         targets: the weights, a rule of `find_targets`. Paper and port leave out embeddings and the output layer of
             language models; here they are taken too unless `targets` says otherwise.
-
-    Cost: three matrix products per weight and step, and with "paper" one copy of the weights during the step.
     """
 
     coefficient: float = 1e-3

@@ -101,10 +101,7 @@ def random_orthogonal(
 @register
 @dataclass
 class Rescale(Projection):
-    """Calls `rescale`: FIRE's norms with the old directions. If it does as well as FIRE, the norms explain FIRE's gain.
-
-    Cost: that of FIRE.
-    """
+    """Calls `rescale`: FIRE's norms, old directions, FIRE's cost. If it does as well, the norms explain FIRE's gain."""
 
     iterations: int = ITERATIONS
     normalize: str = NORMALIZE
@@ -136,9 +133,9 @@ class KeepNorm(Projection):
 @register
 @dataclass
 class RandomOrthogonal(Projection):
-    """Calls `random_orthogonal`: FIRE's spectrum with new directions.
+    """Calls `random_orthogonal`: FIRE's spectrum. If it does as well as FIRE, the old directions do not matter.
 
-    If it does as well as FIRE, the old directions do not matter. Cost: one QR decomposition per target.
+    Cost: one QR decomposition per target.
     """
 
     name = "random_orthogonal"

@@ -134,13 +134,12 @@ def coming(name: str, state: State) -> tuple[Batches, Loss]:
 class Dash(Method):
     """Calls `dash` at every boundary, with one pass over the coming phase's data.
 
-    Where the gradient is zero, so is the cosine: a boundary multiplies the weights of a dead unit by `floor`.
+    Where the gradient is zero, so is the cosine: a boundary multiplies the weights of a dead unit by `floor`. Cost: one
+    epoch of gradients per boundary, and one copy of the weights.
 
     Args:
         evaluation_mode: take the gradients in evaluation mode.
         every_steps, rate: of a form that acted during training and is gone; they are part of the identity of runs.
-
-    Cost: one epoch of gradients per boundary, and one copy of the weights.
     """
 
     alpha: float = 0.3

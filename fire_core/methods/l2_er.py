@@ -56,7 +56,6 @@ class L2ER(LayerMethod):
 
     The authors take this order for Permuted MNIST; elsewhere their rank step comes first, on the batches that follow. Their
     (rate, decay, every_steps) are (1e-2, 1e-3, 100) there, (1e-4, 1e-3, 12) for ImageNet and (1e-3, 1e-3, 5) for CIFAR.
-
     Cost: one more pass over the data; the inputs of `every_steps` steps are kept.
     """
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,58 +33,61 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     return (x.mT if tall else x).to(matrices.dtype)
 
 
-Memory = dict[Any, dict[str, Any]]  # of an optimizer, by weight
-
-
-def next_steps(memory: Memory, weights: list[nn.Parameter]) -> list[int]:
-    """Count a step of each weight, and return the numbers of the steps, from 1."""
-    counts = [
-        memory[p].setdefault("step", torch.zeros(())) for p in weights
-    ]  # on the CPU: read at every step
-    torch._foreach_add_(counts, 1.0)
-    return [int(count) for count in counts]
-
-
-def adam_directions(
-    memory: Memory, weights: list[nn.Parameter], steps: list[int], group: dict[str, Any]
-) -> Any:
-    """Return the directions m / (sqrt(v) + eps) of Adam at these steps, and update its moments."""
-    for p in weights:
-        if "exp_avg" not in memory[p]:
-            memory[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-    (first, second), gradients = group["betas"], [cast(Tensor, p.grad) for p in weights]
-    means, squares = ([memory[p][key] for p in weights] for key in ("exp_avg", "exp_avg_sq"))
-    torch._foreach_lerp_(means, gradients, 1.0 - first)
-    torch._foreach_lerp_(squares, torch._foreach_mul(gradients, gradients), 1.0 - second)
-    deviations = torch._foreach_div(squares, [1.0 - second**step for step in steps])
-    torch._foreach_sqrt_(deviations)
-    torch._foreach_add_(deviations, group["eps"])
-    directions = torch._foreach_div(means, [1.0 - first**step for step in steps])
-    torch._foreach_div_(directions, deviations)
-    return directions
-
-
-class MuonAdam(Optimizer):
-    """Muon for the parameter groups that have a `momentum`, Adam for the others; neither has weight decay.
-
-    Muon's update is that of `torch.optim.Muon`, which takes matrices only: Nesterov momentum, orthogonalised, times
-    sqrt(max(1, rows / columns)). A weight is read as a `MatrixView` with the `stacked` and `transposed` of its group.
-    """
+class AdamBased(Optimizer):
+    """Base class of optimizers that are Adam in part. All their memory is in `state`, the step of each weight too."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make one update. `closure`, if given, is called first, and its loss is returned."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
+        self.update()
+        return loss
+
+    def update(self) -> None:
+        """Move all weights that have a gradient."""
+        raise NotImplementedError
+
+    def next_steps(self, weights: list[Any]) -> list[int]:
+        """Count a step of each weight, and return the numbers of the steps, from 1."""
+        counts = [
+            self.state[p].setdefault("step", torch.zeros(())) for p in weights
+        ]  # on the CPU: read at every step
+        torch._foreach_add_(counts, 1.0)
+        return [int(count) for count in counts]
+
+    def adam_directions(self, weights: list[Any], steps: list[int], group: dict[str, Any]) -> Any:
+        """Return the directions m / (sqrt(v) + eps) of Adam at these steps, and update its moments."""
+        for p in weights:
+            if "exp_avg" not in self.state[p]:
+                self.state[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        (first, second), gradients = group["betas"], [p.grad for p in weights]
+        means, squares = ([self.state[p][key] for p in weights] for key in ("exp_avg", "exp_avg_sq"))
+        torch._foreach_lerp_(means, gradients, 1.0 - first)
+        torch._foreach_lerp_(squares, torch._foreach_mul(gradients, gradients), 1.0 - second)
+        deviations = torch._foreach_div(squares, [1.0 - second**step for step in steps])
+        torch._foreach_sqrt_(deviations)
+        torch._foreach_add_(deviations, group["eps"])
+        directions = torch._foreach_div(means, [1.0 - first**step for step in steps])
+        torch._foreach_div_(directions, deviations)
+        return directions
+
+
+class MuonAdam(AdamBased):
+    """Muon for the parameter groups that have a `momentum`, Adam for the others; neither has weight decay.
+
+    Muon's update is that of `torch.optim.Muon`, which takes matrices only: Nesterov momentum, orthogonalised, times
+    sqrt(max(1, rows / columns)). A weight is read as a `MatrixView` with the `stacked` and `transposed` of its group.
+    """
+
+    def update(self) -> None:
         for group in self.param_groups:
             weights = [p for p in group["params"] if p.grad is not None]
             if "momentum" in group:
                 self._step_matrices(weights, group)
             elif weights:
-                steps = next_steps(self.state, weights)
-                directions = adam_directions(self.state, weights, steps, group)
+                directions = self.adam_directions(weights, self.next_steps(weights), group)
                 torch._foreach_add_(weights, directions, alpha=-group["lr"])
-        return loss
 
     def _step_matrices(self, weights: list[Any], group: dict[str, Any]) -> None:
         view = MatrixView(group["stacked"], group["transposed"])
@@ -108,12 +111,11 @@ class Muon(Method):
     """Trains the targets with Muon and everything else (gains, biases, embeddings, head) with Adam.
 
     Adam's learning rate and epsilon are those of the default optimizer. Nothing has weight decay, whatever that has.
+    Cost: one buffer per matrix instead of two, and 15 matrix products (3 for each of 5 steps) per weight and update.
 
     Args:
         rate_factor: learning rate of the targets as a multiple of the default optimizer's (paper: 0.01 = 10 x 1e-3).
         targets: the hidden weights, a rule of `find_targets`.
-
-    Cost: one buffer per matrix instead of two, and 15 matrix products (3 for each of 5 steps) per weight and update.
     """
 
     rate_factor: float = 10.0

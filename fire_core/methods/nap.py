@@ -43,9 +43,7 @@ class NaP(Method):
 
     No code of the authors is known; the rule is that of a port (RLE-Foundation/Plasticine), which projects every 10
     iterations of PPO and every 10,000 steps of DQN. It also brings pairs of gain and bias to the norm sqrt(2), whatever
-    their width, which squeezes the gains; that is left out.
-
-    Cost: one pass over the weights per projection.
+    their width, which squeezes the gains; that is left out. Cost: one pass over the weights per projection.
     """
 
     every_steps: int = 1

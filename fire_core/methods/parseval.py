@@ -19,7 +19,8 @@ LARGEST_GRAM = 16384
 class Parseval(Method):
     """Adds coefficient * sum ||W W^T - scale I||_F^2 over the weights W to the loss.
 
-    A weight is taken as one matrix (out, everything else), and a stack of matrices as these matrices.
+    A weight is taken as one matrix (out, everything else), and a stack of matrices as these matrices. Cost: one product
+    W W^T per weight and step, with 2 out^2 in operations forward and twice as many backward.
 
     Args:
         norms: add ||w^2 - scale||^2 for the gains w of norm layers, as the FIRE code does. A norm layer of your own
@@ -27,8 +28,6 @@ class Parseval(Method):
         gram: "rows" is W W^T as published, whose penalty cannot become 0 with more rows than columns; "smaller" takes the
             smaller of the two Gram matrices.
         targets: the weights, a rule of `find_targets`.
-
-    Cost: one product W W^T per weight and step, with 2 out^2 in operations forward and twice as many backward.
     """
 
     coefficient: float = 1e-3

@@ -45,9 +45,8 @@ def inject(model: nn.Module, initial: Mapping[str, Tensor], head: str = "head") 
     """
     new = deepcopy(_trainable_part(_head(model, head)))
     model, initial = unwrap_with(model, initial)
-    prefix = f"{head}."
-    start = {key.removeprefix(prefix): value for key, value in initial.items() if key.startswith(prefix)}
-    new.load_state_dict(start)
+    start = {key: value for key, value in initial.items() if key.startswith(f"{head}.")}
+    new.load_state_dict({key.removeprefix(f"{head}."): value for key, value in start.items()})
     _replace(model, head, new)
     report = Report(method="plasticity_injection")
     for key, parameter in _head(model, head).named_parameters():

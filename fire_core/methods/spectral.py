@@ -24,13 +24,12 @@ class Spectral(Method):
 
     No code of the authors is known. Penalty and gradient are those of an independent implementation of the paper,
     computed exactly; another one takes |b|^2 for the bias, adds (gain - 1)^2 for norm layers, which are left alone here,
-    and pulls sigma^2 to 2. The default coefficient is ours: the others lie between 1e-2 and 1e-4.
+    and pulls sigma^2 to 2. The default coefficient is ours: the others lie between 1e-2 and 1e-4. Cost: two products with a
+    vector per weight and step, and one vector per weight.
 
     Args:
         warm_up: steps of the power iteration before the first call, without which the first penalties are far too small.
             The first left vectors, which the paper leaves open, are drawn by the name of the weight.
-
-    Cost: two products with a vector per weight and step, and one vector per weight.
     """
 
     coefficient: float = 1e-4

@@ -20,13 +20,12 @@ class SWR(Method):
     or with `decay` a running average of it, which starts again at each replacement. "threshold" replaces the entries whose
     utility is at most `factor` times the mean of their parameter, so all of one without gradient; "proportional" replaces
     a share `factor` of the entries, the lowest. New values are normal, with mean and deviation of the parameter's starting
-    values. All parameters take part, those of the output and of norm layers too. The optimizer's state stays.
+    values. All parameters take part, those of the output and of norm layers too. The optimizer's state stays. Cost: one
+    pass over weights and gradients per replacement, at every step with `decay`.
 
     Args:
         fresh: "resample" draws; "mean" takes the mean of the starting values.
         every_steps, factor: 128 and 5e-4 for the authors' ViT on CIFAR-100, 600 to 2048 and 1e-5 to 2e-4 on MNIST.
-
-    Cost: one pass over weights and gradients per replacement, at every step with `decay`.
     """
 
     utility: str = "gradient"
