@@ -79,10 +79,8 @@ def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
         if key in cls.fixed and value != default:
             raise UserError(f"{setting} has no effect with variant={variant}; leave it at {default!r}")
         kind: Any = float | int if isinstance(default, float) else type(default)
-        fits = isinstance(value, kind) and isinstance(value, bool) == isinstance(
-            default, bool
-        )  # bools are ints
-        if isinstance(default, int | float) and not fits:
+        fits = isinstance(value, kind) and isinstance(value, bool) == isinstance(default, bool)
+        if isinstance(default, int | float) and not fits:  # bool is a kind of int
             raise UserError(
                 f"{setting} must be of type {type(default).__name__}, like its default {default!r}"
             )

@@ -74,9 +74,8 @@ class L2ER(LayerMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_settings(
-            self, rate="[0, inf)", decay="[0, inf)", last_layers="[0, inf)", every_steps="[1, inf)"
-        )
+        check_settings(self, rate="[0, inf)", decay="[0, inf)")
+        check_settings(self, last_layers="[0, inf)", every_steps="[1, inf)")
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> _Inputs:
         return _Inputs(net)

@@ -69,9 +69,10 @@ class Parseval(Method):
             grams = [each @ each.mT for each in matrices]
             goals = [self.scale * torch.eye(g.shape[-1], dtype=g.dtype, device=g.device) for g in grams]
             total = total + sum(_squared_sums(grams, goals))
-            found = dict.fromkeys(getattr(m, "weight", None) for m in net.modules() if is_norm(m))
+            norms = (m for m in net.modules() if is_norm(m)) if self.norms else ()
+            found = dict.fromkeys(getattr(norm, "weight", None) for norm in norms)  # each once
             gains: Any = [gain for gain in found if isinstance(gain, nn.Parameter)]
-            if self.norms and gains:
+            if gains:
                 total = total + sum(_squared_sums(torch._foreach_mul(gains, gains), self.scale))
         return self.coefficient * total
 
