@@ -1,9 +1,4 @@
-"""Triggers: objects that decide from the step and the metrics whether it is time to act::
-
-    trigger = Cooldown(Plateau("val_loss", patience=5), steps=10_000)
-    ...
-    if trigger(step, {"val_loss": loss}):      # as often as you like; metrics may be missing in a call
-        fire(model)
+"""Triggers: objects that decide from the step and the metrics whether it is time to act.
 
 A trigger never touches the model, and it remembers plain values only. Save its `state_dict()` with your checkpoint; a
 resumed run then fires at the same steps as one that never stopped.
@@ -12,24 +7,23 @@ resumed run then fires at the same steps as one that never stopped.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
-from fire_core.errors import UserError, did_you_mean
+from fire_core.errors import UserError, check_settings, did_you_mean
 
 Observed = Mapping[str, float]
 MOST_MISSED = 100
 
 
-class Trigger(ABC):
-    """Base class of all triggers.
+class Trigger:
+    """Base class of all triggers. A subclass has a `metric` and overrides `decide`, or it overrides the call itself.
 
     Call a trigger with a step that never decreases (updates, environment steps, ...) and the metrics known by then.
     """
 
-    MEMORY: tuple[str, ...] = ()
+    MEMORY: tuple[str, ...] = ()  # attributes that a resumed run needs
     metric = ""  # name of the metric that the trigger observes, if it does
     missed = 0  # calls with metrics, but never the one that this trigger waits for
 
@@ -54,9 +48,14 @@ class Trigger(ABC):
             raise UserError(f"metric {name!r} is NaN, and no trigger can decide on it: stop the run")
         return value
 
-    @abstractmethod
     def __call__(self, step: int, observed: Observed | None = None) -> bool:
         """Return whether it is time to act. Every call counts as an observation, whatever the answer."""
+        value = self.observe(observed, self.metric)
+        return value is not None and self.decide(value)
+
+    def decide(self, value: float) -> bool:
+        """Return whether it is time to act, given a new value of `metric`."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the trigger remembers, as plain values."""
@@ -92,40 +91,30 @@ class EveryNSteps(Trigger):
 class Plateau(Trigger):
     """Fires when `metric` has not improved on its best value by more than `min_change` in `patience` observations.
 
-    The next observation after a firing is the first of a new search. mode: "min" where smaller is better (a loss),
-    "max" where larger is. Calls without the metric do not count.
+    The next observation after a firing is the first of a new search. mode: "min" where smaller is better (a loss), "max"
+    where larger is.
     """
 
     MEMORY = ("best", "waited")
 
     def __init__(self, metric: str, patience: int, *, mode: str = "min", min_change: float = 0.0) -> None:
-        if mode not in ("min", "max"):
-            raise UserError(f"mode={mode!r}: choose 'min' or 'max'")
         self.metric, self.mode, self.min_change = metric, mode, min_change
+        check_settings(self, mode="min max")
         self.patience = _positive("patience", patience)
         self.best: float | None = None
         self.waited = 0
 
-    def __call__(self, step: int, observed: Observed | None = None) -> bool:
-        value = self.observe(observed, self.metric)
-        if value is None:
-            return False
+    def decide(self, value: float) -> bool:
         gain = math.inf if self.best is None else (self.best - value) * (1 if self.mode == "min" else -1)
-        if gain > self.min_change:
-            self.best, self.waited = value, 0
-            return False
-        self.waited += 1
-        if self.waited < self.patience:
-            return False
-        self.best, self.waited = None, 0
-        return True
+        improved = gain > self.min_change
+        self.best, self.waited = (value, 0) if improved else (self.best, self.waited + 1)
+        if fires := self.waited >= self.patience:
+            self.best, self.waited = None, 0
+        return fires
 
 
 class Above(Trigger):
-    """Fires when `metric` is above `limit`, and again only after it has been at or below it.
-
-    A treatment that does not help is therefore not repeated at every step.
-    """
+    """Fires when `metric` is above `limit`, and again only after it has been at or below it."""
 
     MEMORY = ("armed",)
 
@@ -133,33 +122,23 @@ class Above(Trigger):
         self.metric, self.limit = metric, limit
         self.armed = True
 
-    def __call__(self, step: int, observed: Observed | None = None) -> bool:
-        value = self.observe(observed, self.metric)
-        if value is None:
-            return False
+    def decide(self, value: float) -> bool:
         fires = self.armed and value > self.limit
         self.armed = value <= self.limit
         return fires
 
 
 class Fall(Trigger):
-    """Fires when `metric` falls below `share` (0 to 1) of its highest value, and then forgets that value.
-
-    This suits the rank of the features and the norm of the gradient, whose level depends on the network.
-    """
+    """Fires when `metric` falls below `share` (0 to 1) of its highest value, and then forgets that value."""
 
     MEMORY = ("highest",)
 
     def __init__(self, metric: str, share: float) -> None:
-        if not 0.0 < share < 1.0:
-            raise UserError(f"share={share} must lie between 0 and 1, both excluded")
         self.metric, self.share = metric, share
+        check_settings(self, share="(0, 1)")
         self.highest: float | None = None
 
-    def __call__(self, step: int, observed: Observed | None = None) -> bool:
-        value = self.observe(observed, self.metric)
-        if value is None:
-            return False
+    def decide(self, value: float) -> bool:
         fires = self.highest is not None and value < self.share * self.highest
         self.highest = None if fires else value if self.highest is None else max(self.highest, value)
         return fires
@@ -182,8 +161,8 @@ class Cooldown(Trigger):
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the trigger remembers, with the state of `trigger` as the only one of "members"."""
-        return {**super().state_dict(), "members": [self.trigger.state_dict()]}
+        """Return the step of the last firing, and the state of `trigger` as the only one of "members"."""
+        return {"last": self.last, "members": [self.trigger.state_dict()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned. Raises UserError if the state belongs to another kind of trigger."""

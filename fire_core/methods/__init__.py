@@ -1,11 +1,8 @@
 """Methods that change a network or its training between phases, one file per method.
 
-A method is a dataclass. Its fields are its settings, and its class variables tell the training scripts what it needs, and
-tables and figures what to call it. The loop calls the method; the method never calls the loop. Each boundary method is
-also a plain function beside its class. `fire-core methods` lists all methods.
-
-A method may have variants beside `published`, which follows its own paper: classes of the same name and settings that
-another package registers when it is imported.
+A method is a dataclass: its fields are its settings, its class variables say what it needs and what to call it. The loop
+calls the method; the method never calls the loop. Each boundary method is also a plain function beside its class.
+Other packages may register variants of a method: classes of the same name and settings.
 """
 
 import importlib
@@ -37,21 +34,12 @@ def title(name: str) -> str:
 
 def moments(cls: type[Method]) -> str:
     """Return when a method acts, from the calls that it overrides: "boundary", "loss", "every step" and so on."""
-    calls = {
-        "boundary": ("treat",),
-        "optimizer": ("build",),
-        "loss": ("penalty",),
-        "every step": ("before_step", "after_step"),
-        "end of a pass": ("after_pass",),
-        "evaluation": ("before_evaluation",),
-    }
-    found = [
-        moment
-        for moment, names in calls.items()
-        if any(getattr(cls, name) is not getattr(Method, name) for name in names)
-        or (moment == "boundary" and cls.optimizer_state)
-    ]
-    return ", ".join(found) or "never"
+    calls = {"treat": "boundary", "build": "optimizer", "penalty": "loss"}
+    calls |= dict.fromkeys(("before_step", "after_step"), "every step")
+    calls |= {"after_pass": "end of a pass", "before_evaluation": "evaluation"}
+    found = ["boundary"] if cls.optimizer_state else []
+    found += [moment for call, moment in calls.items() if getattr(cls, call) is not getattr(Method, call)]
+    return ", ".join(dict.fromkeys(found)) or "never"
 
 
 def table() -> str:
@@ -87,17 +75,14 @@ def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
     for key, value in settings.items():
         if key not in defaults:
             raise UserError(f"method {name!r} has no setting {key!r}{did_you_mean(key, defaults)}")
-        default = defaults[key]
+        default, setting = defaults[key], f"method {name!r}: {key}={value!r}"
         if key in cls.fixed and value != default:
+            raise UserError(f"{setting} has no effect with variant={variant}; leave it at {default!r}")
+        kind: Any = float | int if isinstance(default, float) else type(default)
+        fits = isinstance(value, kind) and isinstance(value, bool) == isinstance(default, bool)
+        if isinstance(default, int | float) and not fits:  # bool is a kind of int
             raise UserError(
-                f"method {name!r}: {key}={value!r} has no effect with variant={variant}; leave it at {default!r}"
-            )
-        # bool is a kind of int; defaults that are no number fit any value
-        kinds: Any = {bool: bool, int: int, float: float | int}.get(type(default), object)
-        numbers = isinstance(default, int | float) and isinstance(value, bool) != isinstance(default, bool)
-        if numbers or not isinstance(value, kinds):
-            raise UserError(
-                f"method {name!r}: {key}={value!r} must be of type {type(default).__name__}, like its default {default!r}"
+                f"{setting} must be of type {type(default).__name__}, like its default {default!r}"
             )
     made = cls(**settings)
     check_settings(made, first_phase="[0, inf)")

@@ -17,8 +17,7 @@ def isometry_gradient(matrices: Tensor) -> Tensor:
     """
     wide = matrices.shape[-2] < matrices.shape[-1]
     tall = matrices.mT if wide else matrices
-    gram = tall.mT @ tall
-    gradient = 4.0 * (tall @ gram - tall)
+    gradient = 4.0 * (tall @ (tall.mT @ tall) - tall)
     return gradient.mT if wide else gradient
 
 
@@ -27,9 +26,9 @@ def isometry_gradient(matrices: Tensor) -> Tensor:
 class AdamO(Method):
     """Moves every weight W by -rate * coefficient * the gradient of a pull towards isometry, beside each optimizer step.
 
-    `rate` is the learning rate that the weight's parameter group has at that step. The moments of Adam follow the loss
-    alone, as those of AdamW do. A weight is taken as one matrix (out, everything else), and a stack of matrices as these
-    matrices.
+    `rate` is the learning rate that the weight's parameter group has at that step. A weight is taken as one matrix (out,
+    everything else), and a stack of matrices as these matrices. Cost: three matrix products per weight and step, and with
+    "paper" one copy of the weights during the step.
 
     Args:
         reading: "paper" is `isometry_gradient`, at the weights before the step: equation 16 as two independent readers give
@@ -37,8 +36,6 @@ class AdamO(Method):
             the paper's first author, which searched coefficients of 1e-3, 1e-2 and 1e-1.
         targets: the weights, a rule of `find_targets`. Paper and port leave out embeddings and the output layer of
             language models; here they are taken too unless `targets` says otherwise.
-
-    Cost: three matrix products per weight and step, and with "paper" one copy of the weights during the step.
     """
 
     coefficient: float = 1e-3
@@ -55,17 +52,17 @@ class AdamO(Method):
 
     def __post_init__(self) -> None:
         check_settings(self, coefficient="[0, inf)", reading="paper code")
-        self._pulls: list[tuple[float, nn.Parameter, Tensor]] = []
+        self._pulls: list[tuple[nn.Parameter, Tensor, float]] = []  # weight, gradient, size of the step
 
     def before_step(self, state: State) -> None:
         if self.reading == "paper":
-            self._pulls += self._compute(state, 1.0)
+            self._compute(state, 1.0)
 
     @torch.no_grad()
     def after_step(self, state: State) -> None:
         if self.reading == "code":
-            self._pulls = self._compute(state, 0.5)
-        for size, parameter, pull in self._pulls:
+            self._compute(state, 0.5)
+        for parameter, pull, size in self._pulls:
             parameter.sub_(pull, alpha=size)
         self._pulls = []
 
@@ -73,18 +70,14 @@ class AdamO(Method):
         self._pulls = []
 
     @torch.no_grad()
-    def _compute(self, state: State, factor: float) -> list[tuple[float, nn.Parameter, Tensor]]:
-        """Return (step size, weight, gradient) of every weight."""
+    def _compute(self, state: State, factor: float) -> None:
         groups = [group for optimizer in state.optimizers.values() for group in optimizer.param_groups]
         if not groups:
             raise UserError("method 'adamo' moves by the learning rate: give attach() the optimizer")
         rates = {parameter: group["lr"] for group in groups for parameter in group["params"]}
-        pulls = []
         for net in state.nets.values():
-            parameters = dict(net.named_parameters())
             for key, view in self.weights(net).items():
-                parameter = parameters[key]
+                parameter = net.get_parameter(key)
                 pull = view.weight(isometry_gradient(view.matrices(parameter)), parameter)
                 rate = rates.get(parameter, 0.0)  # a weight without an optimizer stays
-                pulls.append((factor * rate * self.coefficient, parameter, pull))
-        return pulls
+                self._pulls.append((parameter, pull, factor * rate * self.coefficient))

@@ -58,7 +58,7 @@ class Rewarm(Method):
     def __post_init__(self) -> None:
         check_settings(self, steps="[1, inf)")
         self.done = self.steps  # since the last boundary
-        self._rates: list[tuple[dict[str, Any], float]] = []
+        self._rates: list[tuple[dict[str, Any], float]] = []  # of the loop, during a step
 
     def boundary(self, state: State) -> Report:
         self.done = 0
@@ -66,7 +66,7 @@ class Rewarm(Method):
 
     def before_step(self, state: State) -> None:
         if self.done < self.steps:
-            for group in [group for name in state.nets for group in state.optimizers[name].param_groups]:
+            for group in (group for name in state.nets for group in state.optimizers[name].param_groups):
                 self._rates.append((group, group["lr"]))
                 group["lr"] *= (self.done + 1) / self.steps
 

@@ -1,7 +1,7 @@
 """Controls that separate the parts of FIRE: the norms of the weights, their directions, and the flat spectrum.
 
-`targets` and the options `degenerate`, `min_norm` and `initial` of the functions are those of `fire`, and so are the Report
-that they return and the errors that they raise.
+The options of the functions are `targets`, `degenerate`, `min_norm` and `initial` of `fire`, and so are the Report that they
+return and the errors that they raise.
 """
 
 from dataclasses import dataclass
@@ -25,19 +25,20 @@ ITERATIONS, NORMALIZE = FireSettings.iterations, FireSettings.normalize
 
 
 def control(
-    model: nn.Module, treatment: Treatment, name: str, targets: Any, options: dict[str, Any]
+    model: nn.Module, treatment: Treatment, name: str, targets: Any = "all", **options: Any
 ) -> Report:
     """Run `treatment` on the targets of `model` and return the report under the name of a control."""
     return treat_model(model, table_of(model, targets), treatment, action=name, method=name, **options)
 
 
+def with_norm_of(stack: Tensor, matrices: Tensor) -> Tensor:
+    """Return `matrices` (count, out, in), each with the Frobenius norm of that in `stack`."""
+    norm = torch.linalg.matrix_norm(stack, keepdim=True)
+    return matrices * (norm / torch.linalg.matrix_norm(matrices, keepdim=True))
+
+
 def rescale(
-    model: nn.Module,
-    *,
-    iterations: int = ITERATIONS,
-    normalize: str = NORMALIZE,
-    targets: Any = "all",
-    **options: Any,
+    model: nn.Module, *, iterations: int = ITERATIONS, normalize: str = NORMALIZE, **options: Any
 ) -> Report:
     """Scale every target of `model` to the Frobenius norm that `fire` would give it, in place.
 
@@ -46,10 +47,9 @@ def rescale(
 
     def treat(stack: Tensor, group: list[Target]) -> Treated:
         goal = polar(stack, "newton_schulz", iterations=iterations, normalize=normalize).factor
-        norm = torch.linalg.matrix_norm(goal * official_scales(group, stack), keepdim=True)
-        return Treated(stack * (norm / torch.linalg.matrix_norm(stack, keepdim=True)))
+        return Treated(with_norm_of(goal * official_scales(group, stack), stack))
 
-    return control(model, treat, "rescale", targets, options)
+    return control(model, treat, "rescale", **options)
 
 
 def keep_norm(
@@ -58,7 +58,6 @@ def keep_norm(
     solver: str = "exact",
     iterations: int = ITERATIONS,
     normalize: str = NORMALIZE,
-    targets: Any = "all",
     **options: Any,
 ) -> Report:
     """Replace every target W of `model` by its polar factor, scaled to the Frobenius norm of W, in place.
@@ -68,14 +67,13 @@ def keep_norm(
 
     def treat(stack: Tensor, group: list[Target]) -> Treated:
         factor, *figures = polar(stack, solver, iterations=iterations, normalize=normalize)
-        norm = torch.linalg.matrix_norm(stack, keepdim=True)
-        return Treated(factor * (norm / torch.linalg.matrix_norm(factor, keepdim=True)), None, *figures)
+        return Treated(with_norm_of(stack, factor), None, *figures)
 
-    return control(model, treat, "keep_norm", targets, options)
+    return control(model, treat, "keep_norm", **options)
 
 
 def random_orthogonal(
-    model: nn.Module, *, generator: torch.Generator | None = None, targets: Any = "all", **options: Any
+    model: nn.Module, *, generator: torch.Generator | None = None, **options: Any
 ) -> Report:
     """Replace every target of `model` by a random orthogonal matrix with the official scale of `fire`, in place.
 
@@ -97,16 +95,13 @@ def random_orthogonal(
         scale = official_scales(group, stack)
         return Treated(factor * scale, scale)
 
-    return control(model, treat, "random_orthogonal", targets, options)
+    return control(model, treat, "random_orthogonal", **options)
 
 
 @register
 @dataclass
 class Rescale(Projection):
-    """Calls `rescale`: FIRE's norms with the old directions. If it does as well as FIRE, the norms explain FIRE's gain.
-
-    Cost: that of FIRE.
-    """
+    """Calls `rescale`: FIRE's norms, old directions, FIRE's cost. If it does as well, the norms explain FIRE's gain."""
 
     iterations: int = ITERATIONS
     normalize: str = NORMALIZE
@@ -138,9 +133,9 @@ class KeepNorm(Projection):
 @register
 @dataclass
 class RandomOrthogonal(Projection):
-    """Calls `random_orthogonal`: FIRE's spectrum with new directions.
+    """Calls `random_orthogonal`: FIRE's spectrum. If it does as well as FIRE, the old directions do not matter.
 
-    If it does as well as FIRE, the old directions do not matter. Cost: one QR decomposition per target.
+    Cost: one QR decomposition per target.
     """
 
     name = "random_orthogonal"

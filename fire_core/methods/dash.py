@@ -1,6 +1,6 @@
 """DASH: shrink each weight vector, the more so the less it agrees with the direction in which the loss descends."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,14 @@ from fire_core.state import State
 from fire_core.targets import TargetTable
 from fire_core.wrapped_models import average_over_ranks, observe, table_of, unwrap
 
+Batches = Iterable[tuple[Any, Any]]  # (inputs, targets)
+Loss = Callable[[Any, Any], Tensor]  # (output, targets) -> scalar
+
 
 def dash(
     model: nn.Module,
-    batches: Iterable[tuple[Any, Any]],
-    loss: Callable[[Any, Any], Tensor],
+    batches: Batches,
+    loss: Loss,
     *,
     alpha: float = 0.3,
     floor: float = 0.05,
@@ -31,19 +34,16 @@ def dash(
     targets: Any = "all",
     initial: Mapping[str, Tensor] | None = None,
 ) -> Report:
-    """Shrink the weights of `model` that disagree with the gradient of new data, in place (Shin et al. 2024).
-
-    The direction is `descent` over `batches`; `shrink` then applies it.
+    """Shrink the weights of `model` that disagree with the gradient of new data, in place, and return the report.
 
     Args:
         batches: (inputs, targets) of the coming data, read once.
         loss: (output, targets) -> scalar.
-        alpha: weight of the newest gradient in the running average.
+        alpha: weight of the newest gradient in the running average of `descent`.
         floor, kernels, biases: see `shrink`.
         training: take the gradients in training mode, else in evaluation mode.
         targets: rule for the matrices, as in `fire`.
         initial: starting weights by parameter name, only to report the distance moved relative to a full reset.
-    Returns: a Report with one row per target.
     Raises: UserError for settings out of range, targets that do not exist, no batches, and a sharded model.
     """
     Dash(alpha=alpha, floor=floor)  # checks both
@@ -55,12 +55,7 @@ def dash(
 
 
 def descent(
-    model: nn.Module,
-    batches: Iterable[tuple[Any, Any]],
-    loss: Callable[[Any, Any], Tensor],
-    *,
-    alpha: float,
-    training: bool = True,
+    model: nn.Module, batches: Batches, loss: Loss, *, alpha: float, training: bool = True
 ) -> dict[str, Tensor]:
     """Return the running average of the negative gradient over one pass, by parameter name.
 
@@ -100,22 +95,20 @@ def shrink(
     them is a vector too, with cosine 1, -1 or 0. Parameters without a direction stay as they are.
     """
     parameters: dict[str, Tensor] = dict(model.named_parameters())
+    chosen = [target for target in table.included if target.parameter in direction]
     start = 2 if kernels else 1
-    for key in dict.fromkeys(t.parameter for t in table.included if t.kind == "conv"):
-        if key in direction:
-            weight = parameters[key]
-            shrunk = shrink_factor(weight.flatten(start), direction[key].flatten(start), floor)
-            weight.mul_(shrunk.view(*shrunk.shape, *[1] * (weight.ndim - start)))
-    for target in table.included:
-        if target.parameter in direction and target.kind != "conv":
+    for key in dict.fromkeys(target.parameter for target in chosen if target.kind == "conv"):
+        weight = parameters[key]
+        factor = shrink_factor(weight.flatten(start), direction[key].flatten(start), floor)
+        weight.mul_(factor.view(*weight.shape[:start], *[1] * (weight.ndim - start)))
+    for target in chosen:
+        if target.kind != "conv":
             rows = target.matrix(parameters)
-            shrunk = shrink_factor(rows, target.matrix(direction), floor)
-            target.write(parameters, rows * shrunk.unsqueeze(-1))
-    if biases:
-        for key in biases_beside(table):
-            if key in direction:
-                entries, along = parameters[key].unsqueeze(-1), direction[key].unsqueeze(-1)
-                parameters[key].mul_(shrink_factor(entries, along, floor))
+            target.write(parameters, rows * shrink_factor(rows, target.matrix(direction), floor))
+    for key in biases_beside(table) if biases else ():
+        if key in direction:
+            entries = parameters[key].unsqueeze(-1)
+            entries.mul_(shrink_factor(entries, direction[key].unsqueeze(-1), floor))
 
 
 def biases_beside(table: TargetTable) -> list[str]:
@@ -125,13 +118,13 @@ def biases_beside(table: TargetTable) -> list[str]:
 
 
 def shrink_factor(vectors: Tensor, directions: Tensor, floor: float) -> Tensor:
-    """Return the factor of each vector: (..., n) vectors and directions give (...) factors."""
+    """Return the factor of each vector: (..., n) vectors and directions give (..., 1) factors."""
     cosine = cosine_similarity(vectors.float(), directions.float(), dim=-1)
-    return cosine.clamp(floor, 1.0).to(vectors.dtype)
+    return cosine.clamp(floor, 1.0).to(vectors.dtype).unsqueeze(-1)
 
 
-def coming(name: str, state: State) -> tuple[Iterator[tuple[Any, Any]], Callable[[Any, Any], Tensor]]:
-    """Return the batches (inputs, targets) of the coming phase for net `name`, and the loss."""
+def coming(name: str, state: State) -> tuple[Batches, Loss]:
+    """Return the batches of the coming phase for net `name`, and the loss."""
     assert state.batches is not None and state.loss is not None  # `needs` asks for both
     return ((inputs_of(name, inputs), targets) for inputs, targets in state.batches()), state.loss
 
@@ -141,14 +134,12 @@ def coming(name: str, state: State) -> tuple[Iterator[tuple[Any, Any]], Callable
 class Dash(Method):
     """Calls `dash` at every boundary, with one pass over the coming phase's data.
 
-    Where the gradient is zero, so is the cosine: a boundary multiplies the weights of a dead unit by `floor`, and
-    shrinks a net whose units are all dead towards zero.
+    Where the gradient is zero, so is the cosine: a boundary multiplies the weights of a dead unit by `floor`. Cost: one
+    epoch of gradients per boundary, and one copy of the weights.
 
     Args:
         evaluation_mode: take the gradients in evaluation mode.
         every_steps, rate: of a form that acted during training and is gone; they are part of the identity of runs.
-
-    Cost: one epoch of gradients per boundary, and one copy of the weights.
     """
 
     alpha: float = 0.3
@@ -173,9 +164,6 @@ class Dash(Method):
         check_settings(self, alpha="(0, 1]", floor="[0, 1]")
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        batches, loss = coming(name, state)
-        settings: dict[str, Any] = {
-            key: getattr(self, key) for key in ("alpha", "floor", "kernels", "biases", "targets")
-        }
-        training, initial = not self.evaluation_mode, state.initial.get(name)
-        return dash(net, batches, loss, training=training, initial=initial, **settings)
+        settings = self.settings("evaluation_mode", "every_steps", "rate")
+        settings |= {"training": not self.evaluation_mode, "initial": state.initial.get(name)}
+        return dash(net, *coming(name, state), **settings)

@@ -18,9 +18,7 @@ from fire_core.wrapped_models import unwrap
 
 @dataclass
 class Projection(Method):
-    """Base class of FIRE and its controls.
-
-    A subclass names the `function` of a model that it calls; its other settings are keyword arguments of that function.
+    """Base class of FIRE and its controls, each of which names its `function` of a model and of the other settings.
 
     Args:
         targets: the matrices to project, a rule of `find_targets`.
@@ -38,31 +36,39 @@ class Projection(Method):
 
     def __post_init__(self) -> None:
         known = {f.name for f in fields(FireSettings)}
-        FireSettings.of(**{name: value for name, value in self.settings().items() if name in known})
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that are arguments of `function`, without `targets`."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: own[name] for name in own if name not in ("first_phase", "targets", "reset")}
+        FireSettings(**{name: value for name, value in self.settings().items() if name in known})
 
     def check(self, state: State) -> None:
         """Raise UserError for targets that a net does not have, and for layers both projected and reset."""
         for net in map(unwrap, state.nets.values()):
             table = find_targets(net, self.targets)
-            if self.reset:
-                _check_disjoint(set(table.parameters), set(match_parameters(net, self.reset)))
+            if self.reset and (both := {*table.parameters} & {*match_parameters(net, self.reset)}):
+                raise UserError(
+                    f"parameters both treated and reset: {', '.join(sorted(both))}; let `targets` and `reset` name "
+                    "different layers"
+                )
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
         """Project the targets, which may fail, then reset the layers of `reset`, and return one report of both."""
         initial = state.initial.get(name)
         if self.reset:
             start_of(net, initial, match_parameters(unwrap(net), self.reset))
-        report = self.project(net, state, targets=self.targets, initial=initial, **self.settings())
-        return combine(report, reset_layers(net, initial, self.reset) if self.reset else Report())
+        report = self.project(net, state, initial=initial, **self.settings("reset"))
+        return combine(report, reset_layers(net, initial, self.reset))
 
     def project(self, net: nn.Module, state: State, **settings: Any) -> Report:
         """Treat one net and return the report."""
         return type(self).function(net, **settings)
+
+
+def combine(report: Report, reset: Report) -> Report:
+    """Return `report` with the rows of `reset` for the targets that `reset` changed."""
+    rows = {row.name: row for row in reset.rows if row.parameter in reset.changed}
+    report.rows = [rows.get(row.name, row) for row in report.rows]
+    report.changed |= reset.changed
+    report.parameters += reset.parameters
+    report.seconds += reset.seconds
+    return report
 
 
 @register
@@ -87,28 +93,6 @@ class Fire(Projection):
     source = "Han et al. 2026 (FIRE), Eq. 4-5, Algorithm 1"
     proven_by = FIXTURE
     function = fire
-
-
-def _check_disjoint(treated: set[str], reset: set[str]) -> None:
-    """Raise UserError if a parameter is both treated and reset."""
-    if both := treated & reset:
-        raise UserError(
-            f"parameters both treated and reset: {', '.join(sorted(both))}; let `targets` and `reset` name different layers"
-        )
-
-
-def combine(report: Report, reset: Report) -> Report:
-    """Return `report` with the rows of `reset` for the targets that `reset` changed.
-
-    Raises UserError if both changed the same parameter.
-    """
-    _check_disjoint(report.changed, reset.changed)
-    by_name = {row.name: row for row in reset.rows if row.parameter in reset.changed}
-    report.rows = [by_name.pop(row.name, row) for row in report.rows]
-    report.changed |= reset.changed
-    report.parameters += reset.parameters
-    report.seconds += reset.seconds
-    return report
 
 
 @register
@@ -140,11 +124,7 @@ class Interpolate(Fire):
 @register
 @dataclass
 class FireAll(Fire):
-    """FIRE on every layer, with nothing reset, under a name of its own.
-
-    It can thus be compared with `fire` in DQN, where the official rule projects only the convolutions and resets the
-    linear layers to their initial values.
-    """
+    """FIRE on every layer, to compare with `fire` in DQN, whose official rule resets the linear layers instead."""
 
     name = "fire_all"
     title = "FIRE, all layers"

@@ -27,10 +27,12 @@ def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
 
 
 def reset_layers(model: nn.Module, initial: Mapping[str, Tensor] | None, rule: Any) -> Report:
-    """Set all parameters of the layers that `rule` names to their initial values, in place, and return the report.
+    """Set all parameters of the layers that `rule` names, if there is one, to their initial values, in place.
 
     Raises UserError if the rule names nothing, or a parameter that `initial` does not have.
     """
+    if not rule:
+        return Report()
     names = match_parameters(unwrap(model), rule)
     model, start = start_of(model, initial, names)
     parameters = dict(model.named_parameters())

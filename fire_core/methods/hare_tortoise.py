@@ -12,6 +12,8 @@ from fire_core.report import Report
 from fire_core.state import State
 from fire_core.wrapped_models import unwrap
 
+WIDER = dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)  # small steps would round to nothing
+
 
 @register
 @dataclass
@@ -20,8 +22,8 @@ class HareTortoise(Method):
 
     The tortoise starts as a copy of the net before its first step in phase `first_phase`, and goes on over phases. After
     every optimizer step, tortoise <- momentum * tortoise + (1 - momentum) * hare; now and then, hare <- tortoise.
-    Floating-point buffers, such as the running statistics of batch norm, are averaged and copied too; others, such as
-    counts, are taken from the hare. The optimizer's state stays at a copy.
+    Floating-point buffers, such as the running statistics of batch norm, are averaged and copied too; counts are taken
+    from the hare. The optimizer's state stays at a copy.
 
     Args:
         momentum: share of the tortoise that stays in each step.
@@ -30,11 +32,9 @@ class HareTortoise(Method):
         period: number of optimizer steps between copies instead, counted over all phases; 0: `passes` holds.
 
     In the authors' code, hare and tortoise share their memory after a copy, so that the average starts again from the
-    hare one step later. That is surely not meant, and is not done here. In reinforcement learning, which their code does
-    not have, the hare acts and the tortoise is evaluated; the target networks stay those of the script. A finished run
-    saves the weights that it evaluated, the tortoise's.
-
-    Cost: one copy of the weights, and one pass over them per step.
+    hare one step later; that is not done here. In reinforcement learning, which their code does not have, the hare acts
+    and the target networks stay those of the script. A finished run saves the tortoise. Cost: one copy of the weights, and
+    one pass over them per step.
     """
 
     momentum: float = 0.999
@@ -59,8 +59,7 @@ class HareTortoise(Method):
         """Count the passes from 0, and at the first boundary start the tortoise."""
         self.count = self.count if self.period else 0
         for name, net in state.nets.items():
-            hare = unwrap(net).state_dict()
-            self._follow(name, hare, hare)
+            self._follow(name, unwrap(net).state_dict(), {})
         return Report()
 
     @torch.no_grad()
@@ -92,7 +91,10 @@ class HareTortoise(Method):
         """Return the tortoise of a net. Without one for these layers, it begins at `start`, or where the hare is."""
         if _shapes(self.tortoise.get(name, {})) != _shapes(hare):
             first = start if name not in self.tortoise and _shapes(start) == _shapes(hare) else hare
-            self.tortoise[name] = {key: _precise(first[key]).to(value.device) for key, value in hare.items()}
+            self.tortoise[name] = {
+                key: first[key].to(value.device, WIDER.get(first[key].dtype), copy=True)
+                for key, value in hare.items()
+            }
         return self.tortoise[name]
 
     def _copy(self, state: State) -> None:
@@ -101,10 +103,11 @@ class HareTortoise(Method):
 
     def before_evaluation(self, state: State) -> None:
         for name, tortoise in self.tortoise.items():
-            hare = unwrap(state.nets[name]).state_dict()
+            net = unwrap(state.nets[name])
+            hare = net.state_dict()
             if _shapes(tortoise) == _shapes(hare):  # else it has other layers since the last step
                 self._hare[name] = {key: value.clone() for key, value in hare.items()}
-                unwrap(state.nets[name]).load_state_dict(tortoise)
+                net.load_state_dict(tortoise)
 
     def after_evaluation(self, state: State) -> None:
         for name, hare in self._hare.items():
@@ -114,9 +117,3 @@ class HareTortoise(Method):
 
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {key: value.shape for key, value in weights.items()}
-
-
-def _precise(value: Tensor) -> Tensor:
-    """Return a copy for the average: in half precision, small steps would round to nothing."""
-    half = value.dtype in (torch.float16, torch.bfloat16)
-    return value.to(torch.float32 if half else value.dtype, copy=True)

@@ -1,5 +1,6 @@
 """L2-ER: weight decay, and now and then a step that raises the effective rank of the hidden activations."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,20 +29,14 @@ class _Inputs:
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
-        self.kept: list[Any] = []
-        self.stepped = 0  # how many of them are of steps that were made
-        self._handle = net.register_forward_pre_hook(self._keep, with_kwargs=True)
+        self.kept: list[Any] = []  # of steps that were made
+        self.new: list[Any] = []  # of the step that is being made
+        handle = net.register_forward_pre_hook(self._keep, with_kwargs=True)
+        self.remove = handle.remove
 
     def _keep(self, net: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if net.training and torch.is_grad_enabled():
-            self.kept.append(tree_map_only(Tensor, Tensor.detach, (arguments, keywords)))
-
-    def remove(self) -> None:
-        self._handle.remove()
-
-
-def _joined(first: Any, *others: Any) -> Any:
-    return torch.cat([first, *others]) if isinstance(first, Tensor) else first
+            self.new.append(tree_map_only(Tensor, Tensor.detach, (arguments, keywords)))
 
 
 @register
@@ -60,7 +55,6 @@ class L2ER(LayerMethod):
 
     The authors take this order for Permuted MNIST; elsewhere their rank step comes first, on the batches that follow. Their
     (rate, decay, every_steps) are (1e-2, 1e-3, 100) there, (1e-4, 1e-3, 12) for ImageNet and (1e-3, 1e-3, 5) for CIFAR.
-
     Cost: one more pass over the data; the inputs of `every_steps` steps are kept.
     """
 
@@ -95,48 +89,45 @@ class L2ER(LayerMethod):
     def after_step(self, state: State) -> None:
         self.counts["steps"] += 1
         for name, inputs in self.recorders.items():
+            inputs.kept = inputs.kept + inputs.new
             if self.counts["steps"] % self.every_steps == 0:
                 if inputs.kept and self.rate > 0.0:
                     rank_step(inputs.net, self.layers[name][-self.last_layers :], inputs.kept, self.rate)
                 inputs.kept = []
-            inputs.stepped = len(inputs.kept)
+        self.after_skip(state)
 
     def after_skip(self, state: State) -> None:
         for inputs in self.recorders.values():
-            del inputs.kept[inputs.stepped :]
+            inputs.new = []
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {name: each.kept[: each.stepped] for name, each in self.recorders.items()}
-        return super().state_dict() | {"kept": kept}
+        return super().state_dict() | {"kept": {name: each.kept for name, each in self.recorders.items()}}
 
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
         super().load_state_dict(saved, state)
         for name, kept in saved["kept"].items() if self.recorders else ():
             device = next(state.nets[name].parameters()).device
             self.recorders[name].kept = tree_map_only(Tensor, partial(Tensor.to, device=device), kept)
-            self.recorders[name].stepped = len(kept)
 
 
 def rank_step(net: nn.Module, layers: list[UnitLayer], batches: list[Any], rate: float) -> None:
     """Move all trained parameters of `net` by `rate` along the gradient of the mean effective rank of the layers."""
-    features: list[Tensor] = []
-    handles = []
-    for layer in layers:
+    ranks: list[Tensor] = []
 
-        def keep(module: nn.Module, arguments: Any, keywords: Any, layer: UnitLayer = layer) -> None:
-            read = first_input(arguments, keywords)
-            features.append(layer.samples(read, layer.outgoing[0][0], module))
+    def measure(layer: UnitLayer, reader: nn.Module, arguments: Any, keywords: Any) -> None:
+        read = first_input(arguments, keywords)
+        ranks.append(effective_rank(layer.samples(read, layer.outgoing[0][0], reader).float()))
 
-        reader = net.get_submodule(layer.outgoing[0][0])
-        handles.append(reader.register_forward_pre_hook(keep, with_kwargs=True))
-    try:
-        with torch.enable_grad():
-            arguments, keywords = tree_map(_joined, *batches)
-            net(*arguments, **keywords)
-            rank = torch.stack([effective_rank(each.float()) for each in features]).mean()
-    finally:
-        for handle in handles:
-            handle.remove()
+    def joined(first: Any, *others: Any) -> Any:
+        return torch.cat([first, *others]) if isinstance(first, Tensor) else first
+
+    with torch.enable_grad(), ExitStack() as hooks:
+        for layer in layers:
+            reader = net.get_submodule(layer.outgoing[0][0])
+            hooks.enter_context(reader.register_forward_pre_hook(partial(measure, layer), with_kwargs=True))
+        arguments, keywords = tree_map(joined, *batches)
+        net(*arguments, **keywords)
+        rank = torch.stack(ranks).mean()
     trained = [p for p in net.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(rank, trained, allow_unused=True)
     moved = [(p, g) for p, g in zip(trained, gradients, strict=True) if g is not None]

@@ -25,10 +25,7 @@ OWN = "own reading"  # of summaries, where neither text nor code was available; 
 
 
 def added(default: Any) -> Any:
-    """Return the dataclass field of a setting that was added later.
-
-    Runs that leave the setting at its default keep the identity that they had before the setting existed.
-    """
+    """Return the field of a setting that was added later: runs that leave it at its default keep their old identity."""
     return field(default=default, metadata={"added": True})
 
 
@@ -44,14 +41,11 @@ NEEDS = {
 
 @dataclass
 class Method:
-    """Base class of all methods. It does nothing.
-
-    A subclass overrides the calls that it needs. `fire_core.attach` makes them, and makes none before phase `first_phase`,
-    so that a subclass never looks at the phase.
+    """Base class of all methods. It does nothing; a subclass overrides the calls that it needs.
 
     Args:
-        first_phase: the first phase in which the method acts. It is 1 for methods that act only at boundaries; for the
-            others the experiment decides. Runs of methods with first_phase >= 1 can share the training of phase 0.
+        first_phase: the first phase in which the method acts; `fire_core.attach` makes no call before it. It is 1 for
+            methods that act only at boundaries. Runs of methods with first_phase >= 1 can share the training of phase 0.
     """
 
     first_phase: int = 1
@@ -62,45 +56,44 @@ class Method:
     source: ClassVar[str] = ""
     proven_by: ClassVar[str] = OWN  # FIXTURE, TEXT, PORT or OWN
     variant: ClassVar[str] = PUBLISHED
-    # settings that this variant does not have: they stay at their defaults
-    fixed: ClassVar[tuple[str, ...]] = ()
+    fixed: ClassVar[tuple[str, ...]] = ()  # settings without effect in this variant
     needs: ClassVar[frozenset[str]] = frozenset()  # of NEEDS
     changes_optimizer: ClassVar[bool] = False  # overrides `build`
     changes_structure: ClassVar[bool] = False  # adds modules, and overrides `rebuild`
     takes_whole_weights: ClassVar[bool] = False  # cannot work with the shards of FSDP2
-    # what happens to the optimizers' memory at a boundary, whatever attach() was given
-    optimizer_state: ClassVar[str | None] = None
+    optimizer_state: ClassVar[str | None] = None  # at a boundary, whatever attach() was given
     # attributes that a resumed run needs: plain values, or {name of a net: {name of a parameter or buffer: tensor}}
     remembers: ClassVar[tuple[str, ...]] = ()
-    # settings with which all calls are made and nothing changes, if any
-    off: ClassVar[dict[str, Any] | None] = None
+    off: ClassVar[dict[str, Any] | None] = None  # settings with which all calls are made and nothing changes
+
+    def settings(self, *without: str) -> dict[str, Any]:
+        """Return the settings by name, but for `first_phase` and those named."""
+        return {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("first_phase", *without)
+        }
 
     def check(self, state: State) -> None:
         """Raise `UserError` if the settings do not fit these nets. Called before training starts and at boundaries.
 
         By default: if the method has `targets` that a net does not have, or takes whole weights and finds shards.
         """
-        for name, net in state.nets.items() if self.takes_whole_weights else ():
-            if is_sharded(dict(net.named_parameters())):
+        for name, net in state.nets.items():
+            if self.takes_whole_weights and is_sharded(dict(net.named_parameters())):
                 raise UserError(f"method {self.name!r} takes whole weights; net {name!r} is sharded")
-        for net in state.nets.values() if hasattr(self, "targets") else ():
-            find_targets(net, self.targets)  # type: ignore[attr-defined]
+            if hasattr(self, "targets"):
+                find_targets(net, self.targets)
 
-    def weights(self, net: nn.Module) -> dict[str, MatrixView]:
-        """Return `find_weights` for the `targets` of the method, without weights that have been frozen since.
-
-        The targets of each net are searched once.
-        """
+    def weights(self, net: nn.Module) -> Views:
+        """Return `find_weights` for the method's `targets`, searched once, without weights that are frozen by now."""
         known = self.__dict__.setdefault("_weights", WeakKeyDictionary())
         if net not in known:
             known[net] = find_weights(net, self.targets)  # type: ignore[attr-defined]
         return {key: view for key, view in known[net].items() if net.get_parameter(key).requires_grad}
 
     def boundary(self, state: State) -> Report:
-        """Treat every net at the boundary before phase `state.phase`, and return one report.
+        """Treat every net at a boundary, and return one report with the names `net.target` and `net.parameter`.
 
-        The names in the report are `net.target` and `net.parameter`. Raises UserError if two nets share a parameter, which
-        would be treated twice.
+        Raises UserError if two nets share a parameter, which would be treated twice.
         """
         self.__dict__.pop("_weights", None)  # layers may have been frozen or replaced since
         self.check(state)
@@ -115,7 +108,7 @@ class Method:
         return Report.merge(reports, self.name)
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        """Treat the network `net`, which is `state.nets[name]`, at a boundary, and return the report."""
+        """Treat `net`, which is `state.nets[name]`, at the boundary before phase `state.phase`; return the report."""
         return Report()
 
     def penalty(self, state: State) -> Tensor | float:
@@ -125,31 +118,23 @@ class Method:
     def before_step(self, state: State) -> None:
         """Called when the gradients of a step are complete: unscaled, and not yet clipped.
 
-        They are not finite where a GradScaler is going to skip the step: keep nothing of them before `after_step`. In
-        SAC, whose networks step one after another, it is called for each with only that network in `state.nets`.
+        Where a GradScaler is going to skip the step they are not finite: keep nothing of them before `after_step`. In SAC,
+        whose networks step one after another, it is called for each with only that one in `state.nets`.
         """
 
     def after_step(self, state: State) -> None:
-        """Called after the optimizer step of each batch (SAC: after the steps of actor, temperature and critics).
-
-        The gradients are still there, clipped. It is not called where a GradScaler has skipped the step.
-        """
+        """Called after each optimizer step that was not skipped, with the clipped gradients (SAC: after all of a batch)."""
 
     def after_skip(self, state: State) -> None:
         """Called in place of `after_step` where a GradScaler has skipped the step."""
 
     def after_pass(self, state: State) -> None:
-        """Called after each pass over the phase's data and before its evaluation.
-
-        In reinforcement learning, which has no such pass: after every `log_every` steps in DQN and `eval_every` in SAC.
-        """
+        """Called after each pass over the phase's data; in DQN every `log_every` steps, in SAC every `eval_every`."""
 
     def before_evaluation(self, state: State) -> None:
-        """Called before each evaluation. Weights that the method puts in here are those that are evaluated.
+        """Called before each evaluation (accuracy, validation loss or return), whether or not it is recorded.
 
-        An evaluation is what a script measures as performance: accuracy, validation loss or return, at the end of every
-        epoch (whether or not `eval_every` records it) or every `eval_every` steps, and around boundaries. At the
-        end of a run, the weights that are saved as `final.pt` are put in here too.
+        Weights that the method puts in here are evaluated, and saved as `final.pt` at the end of a run.
         """
 
     def after_evaluation(self, state: State) -> None:
@@ -163,7 +148,7 @@ class Method:
         """Repeat structural changes (`changes_structure`) when a run resumes, before its weights are loaded."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tensors and plain values that a resumed run needs, for a checkpoint: by default, `remembers`."""
+        """Return the tensors and plain values that a resumed run needs: by default, `remembers`."""
         return {name: getattr(self, name) for name in self.remembers}
 
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
@@ -173,8 +158,7 @@ class Method:
             for net, part in value.items() if isinstance(value, Mapping) else ():
                 if isinstance(part, Mapping):
                     own = unwrap(state.nets[net]).state_dict()
-                    part = {key: tensor.to(own[key].device, copy=True) for key, tensor in part.items()}
-                value = value | {net: part}
+                    value = value | {net: {k: v.to(own[k].device, copy=True) for k, v in part.items()}}
             setattr(self, name, value)
 
 
@@ -215,18 +199,14 @@ def without_added(method: Method, settings: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MatrixView:
-    """How methods that act during training read a weight: as one matrix (out, everything else), or as a stack of them.
+    """How methods that act during training read a weight: as one matrix (out, everything else), or as a stack of them."""
 
-    stacked: the first dimension counts matrices. transposed: inputs come before outputs. bias: name of the bias beside the
-    weight, whether or not the layer has one.
-    """
-
-    stacked: bool = False
-    transposed: bool = False
-    bias: str = ""
+    stacked: bool = False  # the first dimension counts matrices
+    transposed: bool = False  # inputs come before outputs
+    bias: str = ""  # name of the bias beside the weight, whether or not the layer has one
 
     def matrices(self, weight: Tensor) -> Tensor:
-        """Return the matrices (..., out, in) of a weight, or of any tensor of its shape: a view where that is possible."""
+        """Return the matrices (..., out, in) of a weight, or of a tensor of its shape: a view where that is possible."""
         return self._outputs_first(weight).flatten(2 if self.stacked else 1)
 
     def weight(self, matrices: Tensor, like: Tensor) -> Tensor:
@@ -238,20 +218,23 @@ class MatrixView:
         return weight.transpose(first, first + 1) if self.transposed else weight
 
 
-def find_weights(net: nn.Module, targets: str | list[str]) -> dict[str, MatrixView]:
+Views = Mapping[str, MatrixView]  # by the name of the parameter
+
+
+def find_weights(net: nn.Module, targets: str | list[str]) -> Views:
     """Return the parameters that hold the matrices of `targets`, by name, and how to read each of them.
 
     Raises UserError if `targets` names a part of a weight, such as q of a fused q/k/v: these methods take whole weights.
     """
     table = sorted(find_targets(net, targets), key=lambda target: target.parameter)
-    chosen = {target.parameter for target in table if target.included}
+    views = {target.parameter: _view(target) for target in table if target.included}
     for target in table:
-        if target.parameter in chosen and not target.included:
+        if target.parameter in views and not target.included:
             raise UserError(
                 f"targets={targets!r} leaves out {target.name} but not all of that weight, and this method takes weights "
                 "whole: choose other targets"
             )
-    return {target.parameter: _view(target) for target in table if target.included}
+    return views
 
 
 def _view(target: Target) -> MatrixView:

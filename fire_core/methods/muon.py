@@ -1,8 +1,8 @@
 """Muon: an optimizer that orthogonalises the momentum of hidden matrices; alone, and with FIRE at boundaries."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from fire_core.errors import UserError, check_settings
 from fire_core.methods.fire import Fire
-from fire_core.methods.method import TEXT, MatrixView, Method, find_weights, register
+from fire_core.methods.method import TEXT, MatrixView, Method, Views, find_weights, register
 from fire_core.report import Report
 from fire_core.solvers.schedules import MUON_QUINTIC
 from fire_core.state import State
@@ -19,8 +19,8 @@ from fire_core.state import State
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     """Return `matrices` (..., m, n) after `steps` of Muon's quintic Newton-Schulz iteration, computed in bfloat16.
 
-    The singular values of the result lie in about [0.7, 1.2], not at 1, because the coefficients trade accuracy for
-    speed (Jordan et al. 2024). Those that began below about 1e-2 of the Frobenius norm may be smaller.
+    The singular values of the result lie in about [0.7, 1.2], because the coefficients trade accuracy for speed (Jordan et
+    al. 2024). Those that began below about 1e-2 of the Frobenius norm may be smaller.
     """
     x = matrices.bfloat16()
     tall = x.shape[-2] > x.shape[-1]
@@ -33,62 +33,69 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     return (x.mT if tall else x).to(matrices.dtype)
 
 
-Memory = dict[Any, dict[str, Any]]  # of an optimizer, by weight
+class AdamBased(Optimizer):
+    """Base class of optimizers that are Adam in part. All their memory is in `state`, the step of each weight too."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Make one update. `closure`, if given, is called first, and its loss is returned."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        self.update()
+        return loss
+
+    def update(self) -> None:
+        """Move all weights that have a gradient."""
+        raise NotImplementedError
+
+    def next_steps(self, weights: list[Any]) -> list[int]:
+        """Count a step of each weight, and return the numbers of the steps, from 1."""
+        counts = [self.state[p].setdefault("step", torch.zeros(())) for p in weights]
+        torch._foreach_add_(counts, 1.0)  # on the CPU: read at every step
+        return [int(count) for count in counts]
+
+    def adam_directions(self, weights: list[Any], steps: list[int], group: dict[str, Any]) -> Any:
+        """Return the directions m / (sqrt(v) + eps) of Adam at these steps, and update its moments."""
+        for p in weights:
+            if "exp_avg" not in self.state[p]:
+                self.state[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        (first, second), gradients = group["betas"], [p.grad for p in weights]
+        means, squares = ([self.state[p][key] for p in weights] for key in ("exp_avg", "exp_avg_sq"))
+        torch._foreach_lerp_(means, gradients, 1.0 - first)
+        torch._foreach_lerp_(squares, torch._foreach_mul(gradients, gradients), 1.0 - second)
+        deviations = torch._foreach_div(squares, [1.0 - second**step for step in steps])
+        torch._foreach_sqrt_(deviations)
+        torch._foreach_add_(deviations, group["eps"])
+        directions = torch._foreach_div(means, [1.0 - first**step for step in steps])
+        torch._foreach_div_(directions, deviations)
+        return directions
 
 
-def next_steps(memory: Memory, weights: list[nn.Parameter]) -> list[int]:
-    """Count a step of each weight, and return the numbers of the steps, from 1."""
-    for p in weights:
-        memory[p].setdefault("step", torch.zeros(()))  # on the CPU: read at every step
-    torch._foreach_add_([memory[p]["step"] for p in weights], 1.0)
-    return [int(memory[p]["step"]) for p in weights]
-
-
-def adam_directions(
-    memory: Memory, weights: list[nn.Parameter], steps: list[int], group: dict[str, Any]
-) -> Any:
-    """Return the directions m / (sqrt(v) + eps) of Adam at these steps, and update its moments."""
-    for p in weights:
-        if "exp_avg" not in memory[p]:
-            memory[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-    (first, second), gradients = group["betas"], [cast(Tensor, p.grad) for p in weights]
-    means, squares = ([memory[p][key] for p in weights] for key in ("exp_avg", "exp_avg_sq"))
-    torch._foreach_lerp_(means, gradients, 1.0 - first)
-    torch._foreach_lerp_(squares, torch._foreach_mul(gradients, gradients), 1.0 - second)
-    deviations = torch._foreach_div(squares, [1.0 - second**step for step in steps])
-    torch._foreach_sqrt_(deviations)
-    torch._foreach_add_(deviations, group["eps"])
-    directions = torch._foreach_div(means, [1.0 - first**step for step in steps])
-    torch._foreach_div_(directions, deviations)
-    return directions
-
-
-class MuonAdam(Optimizer):
+class MuonAdam(AdamBased):
     """Muon for the parameter groups that have a `momentum`, Adam for the others; neither has weight decay.
 
     Muon's update is that of `torch.optim.Muon`, which takes matrices only: Nesterov momentum, orthogonalised, times
     sqrt(max(1, rows / columns)). A weight is read as a `MatrixView` with the `stacked` and `transposed` of its group.
     """
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Make one update. `closure`, if given, is called first, and its loss is returned."""
-        loss = evaluate_closure(closure)
+    def update(self) -> None:
         for group in self.param_groups:
             weights = [p for p in group["params"] if p.grad is not None]
-            if "momentum" not in group and weights:
-                steps = next_steps(self.state, weights)
-                directions = adam_directions(self.state, weights, steps, group)
+            if "momentum" in group:
+                self._step_matrices(weights, group)
+            elif weights:
+                directions = self.adam_directions(weights, self.next_steps(weights), group)
                 torch._foreach_add_(weights, directions, alpha=-group["lr"])
-            for p in weights if "momentum" in group else ():
-                if "momentum_buffer" not in self.state[p]:
-                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-                momentum = self.state[p]["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
-                view = MatrixView(group["stacked"], group["transposed"])
-                update = view.matrices(p.grad.lerp(momentum, group["momentum"]))
-                change = view.weight(orthogonalize(update), p)
-                p.add_(change, alpha=-group["lr"] * self.factor(p, update))
-        return loss
+
+    def _step_matrices(self, weights: list[Any], group: dict[str, Any]) -> None:
+        view = MatrixView(group["stacked"], group["transposed"])
+        for p in weights:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            momentum = self.state[p]["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
+            update = view.matrices(p.grad.lerp(momentum, group["momentum"]))
+            change = view.weight(orthogonalize(update), p)
+            p.add_(change, alpha=-group["lr"] * self.factor(p, update))
 
     def factor(self, parameter: Tensor, matrices: Tensor) -> float:
         """Return the factor of an orthogonalised update, given the parameter and its update as matrices (..., m, n)."""
@@ -96,27 +103,17 @@ class MuonAdam(Optimizer):
         return max(1.0, rows / columns) ** 0.5
 
 
-def evaluate_closure(closure: Callable[[], float] | None) -> float | None:
-    """Call a closure with gradients enabled and return its loss, or None without a closure."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
-
-
 @register
 @dataclass
 class Muon(Method):
-    """Trains the targets with Muon and everything else (gains, biases, head) with Adam, from phase `first_phase` on.
+    """Trains the targets with Muon and everything else (gains, biases, embeddings, head) with Adam.
 
-    Embeddings, positions and class tokens stay with Adam, whose learning rate and epsilon are those of the default
-    optimizer. Nothing has weight decay, whatever the default optimizer has.
+    Adam's learning rate and epsilon are those of the default optimizer. Nothing has weight decay, whatever that has.
+    Cost: one buffer per matrix instead of two, and 15 matrix products (3 for each of 5 steps) per weight and update.
 
     Args:
         rate_factor: learning rate of the targets as a multiple of the default optimizer's (paper: 0.01 = 10 x 1e-3).
         targets: the hidden weights, a rule of `find_targets`.
-
-    Cost: one buffer per matrix instead of two, and 15 matrix products (3 for each of 5 steps) per weight and update.
     """
 
     rate_factor: float = 10.0
@@ -137,28 +134,23 @@ class Muon(Method):
             raise UserError(f"adam_betas={self.adam_betas} must be two numbers in [0, 1), as in [0.9, 0.95]")
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
-        views = find_weights(net, self.targets)
-        return self.optimizer(net, views, default, default.param_groups[0].get("eps", 1e-8))
+        epsilon = default.param_groups[0].get("eps", 1e-8)
+        return self.optimizer(net, find_weights(net, self.targets), default, epsilon)
 
     def optimizer(
-        self,
-        net: nn.Module,
-        views: Mapping[str, MatrixView],
-        default: Optimizer,
-        epsilon: float,
-        kind: type[MuonAdam] = MuonAdam,
+        self, net: nn.Module, views: Views, default: Optimizer, epsilon: float, kind: Any = MuonAdam
     ) -> MuonAdam:
         """Return an optimizer that trains the weights of `views` with Muon, and all others with Adam."""
-        rate, groups = default.param_groups[0]["lr"], dict[tuple[bool, bool], dict[str, Any]]()
-        rest: list[nn.Parameter] = []
+        rate, rest = default.param_groups[0]["lr"], list[nn.Parameter]()
+        own = {"lr": rate * self.rate_factor, "rate_factor": self.rate_factor, "momentum": self.momentum}
+        groups: dict[tuple[bool, bool], dict[str, Any]] = {}
         for name, parameter in net.named_parameters():
-            view = views.get(name)
-            if view is None:
+            if view := views.get(name):
+                how = {"stacked": view.stacked, "transposed": view.transposed}
+                group = groups.setdefault((view.stacked, view.transposed), {"params": [], **own, **how})
+                group["params"].append(parameter)
+            else:
                 rest.append(parameter)
-                continue
-            own = {"params": [], "lr": rate * self.rate_factor, "rate_factor": self.rate_factor}
-            how = {"momentum": self.momentum, "stacked": view.stacked, "transposed": view.transposed}
-            groups.setdefault((view.stacked, view.transposed), own | how)["params"].append(parameter)
         adam = {"lr": rate, "betas": tuple(self.adam_betas), "eps": epsilon}
         return kind([*groups.values(), *([{"params": rest}] if rest else [])], adam)
 
@@ -166,12 +158,9 @@ class Muon(Method):
 @register
 @dataclass
 class FireMuon(Muon):
-    """Trains as `Muon` does, and applies `fire` at each boundary, to see whether FIRE still helps where updates are
-    orthogonalised. Cost: that of both.
+    """Trains as `Muon` does, and applies `fire` at each boundary: does it still help where updates are orthogonalised?
 
-    Args:
-        iterations: of `fire`. projected: the matrices that `fire` projects, a rule of `find_targets`.
-        targets: the matrices that Muon trains.
+    iterations: of `fire`. projected: the matrices that `fire` projects, a rule of `find_targets`. Cost: that of both.
     """
 
     iterations: int = Fire.iterations

@@ -8,30 +8,29 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import check_settings
-from fire_core.methods.method import PORT, MatrixView, Method, register, start_of
+from fire_core.methods.method import PORT, Method, Views, register, start_of
 from fire_core.state import State
 from fire_core.wrapped_models import unwrap
 
 
 @torch.no_grad()
-def project_norms(model: nn.Module, norms: Mapping[str, Tensor], weights: Mapping[str, MatrixView]) -> None:
+def project_norms(model: nn.Module, norms: Mapping[str, Tensor], weights: Views) -> None:
     """Scale each of the `weights` of `model` to its Frobenius norm in `norms`, in place; see `norms_of`.
 
     A stack of matrices has one norm for each. A weight whose norm is 0, here or there, stays as it is.
     """
     for key, view in weights.items():
         weight = model.get_parameter(key)
-        now = torch.linalg.matrix_norm(view.matrices(weight), keepdim=True)
+        matrices = view.matrices(weight)
+        now = torch.linalg.matrix_norm(matrices, keepdim=True)
         factor = torch.where((norms[key] > 0) & (now > 0), norms[key] / now, 1.0)
-        weight.mul_(view.weight(factor.expand_as(view.matrices(weight)), weight))
+        weight.mul_(view.weight(factor.expand_as(matrices), weight))
 
 
-def norms_of(values: Mapping[str, Tensor], weights: Mapping[str, MatrixView]) -> dict[str, Tensor]:
+def norms_of(values: Mapping[str, Tensor], weights: Views) -> dict[str, Tensor]:
     """Return the Frobenius norm of each matrix of the `weights`, (..., 1, 1), from tensors by name."""
-    return {
-        key: torch.linalg.matrix_norm(view.matrices(values[key]), keepdim=True)
-        for key, view in weights.items()
-    }
+    matrices = {key: view.matrices(values[key]) for key, view in weights.items()}
+    return {key: torch.linalg.matrix_norm(each, keepdim=True) for key, each in matrices.items()}
 
 
 @register
@@ -39,14 +38,12 @@ def norms_of(values: Mapping[str, Tensor], weights: Mapping[str, MatrixView]) ->
 class NaP(Method):
     """Calls `project_norms` every `every_steps` optimizer steps, with the norms of the starting weights.
 
-    Biases, gains of norm layers and the optimizer's state stay. The method adds no norm layers by itself: give it a net
-    that has them, or the function that the net computes changes with each projection.
+    Biases, gains of norm layers and the optimizer's state stay. The method adds no norm layers by itself: in a net without
+    them, each projection changes the function that the net computes.
 
     No code of the authors is known; the rule is that of a port (RLE-Foundation/Plasticine), which projects every 10
-    iterations of PPO and every 10,000 steps of DQN. The port also brings pairs of gain and bias to the norm sqrt(2),
-    whatever their width, which squeezes the gains; that is left out.
-
-    Cost: one pass over the weights per projection.
+    iterations of PPO and every 10,000 steps of DQN. It also brings pairs of gain and bias to the norm sqrt(2), whatever
+    their width, which squeezes the gains; that is left out. Cost: one pass over the weights per projection.
     """
 
     every_steps: int = 1
@@ -69,11 +66,11 @@ class NaP(Method):
 
     def after_step(self, state: State) -> None:
         self.steps += 1
-        if self.steps % self.every_steps == 0:
-            for name, net in state.nets.items():
-                views = self.weights(unwrap(net))
-                if net not in self._norms:
-                    inner, start = start_of(net, state.initial.get(name), views)
-                    norms = norms_of(start, views).items()
-                    self._norms[net] = {key: norm.to(inner.get_parameter(key)) for key, norm in norms}
-                project_norms(unwrap(net), self._norms[net], views)
+        for name, net in state.nets.items() if self.steps % self.every_steps == 0 else ():
+            inner = unwrap(net)
+            views = self.weights(inner)
+            if net not in self._norms:
+                _, start = start_of(net, state.initial.get(name), views)
+                norms = norms_of(start, views).items()
+                self._norms[net] = {key: norm.to(inner.get_parameter(key)) for key, norm in norms}
+            project_norms(inner, self._norms[net], views)

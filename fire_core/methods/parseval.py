@@ -19,16 +19,15 @@ LARGEST_GRAM = 16384
 class Parseval(Method):
     """Adds coefficient * sum ||W W^T - scale I||_F^2 over the weights W to the loss.
 
-    A weight is taken as one matrix (out, everything else), and a stack of matrices as these matrices.
+    A weight is taken as one matrix (out, everything else), and a stack of matrices as these matrices. Cost: one product
+    W W^T per weight and step, with 2 out^2 in operations forward and twice as many backward.
 
     Args:
         norms: add ||w^2 - scale||^2 for the gains w of norm layers, as the FIRE code does. A norm layer of your own
             needs the attribute `is_norm = True`.
-        gram: "rows" is W W^T as published, with which the penalty of a weight with more rows than columns cannot become
-            0; "smaller" takes the smaller of the two Gram matrices.
+        gram: "rows" is W W^T as published, whose penalty cannot become 0 with more rows than columns; "smaller" takes the
+            smaller of the two Gram matrices.
         targets: the weights, a rule of `find_targets`.
-
-    Cost: one product W W^T per weight and step, with 2 out^2 in operations forward and twice as many backward.
     """
 
     coefficient: float = 1e-3
@@ -46,14 +45,12 @@ class Parseval(Method):
 
     def __post_init__(self) -> None:
         check_settings(self, coefficient="[0, inf)", scale="[0, inf)", gram="rows smaller")
-        self._goals: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
     def check(self, state: State) -> None:
         """Raise UserError for targets that a net does not have, and for Gram matrices beyond LARGEST_GRAM rows."""
         for net in state.nets.values():
-            parameters = dict(net.named_parameters())
             for key, view in self.weights(net).items():
-                rows, columns = view.matrices(parameters[key]).shape[-2:]
+                rows, columns = view.matrices(net.get_parameter(key)).shape[-2:]
                 size = min(rows, columns) if self.gram == "smaller" else rows
                 if size > LARGEST_GRAM:
                     raise UserError(
@@ -66,31 +63,18 @@ class Parseval(Method):
             return 0.0
         total: Any = 0.0
         for net in state.nets.values():
-            parameters, weights = dict(net.named_parameters()), self.weights(net)
-            grams = [self.gram_of(view.matrices(parameters[key])) for key, view in weights.items()]
-            total = total + sum(_squared_sums(grams, [self._goal(gram) for gram in grams]))
-            if self.norms and (gains := self._gains(net)):
+            matrices = [view.matrices(net.get_parameter(key)) for key, view in self.weights(net).items()]
+            if self.gram == "smaller":
+                matrices = [each.mT if each.shape[-2] > each.shape[-1] else each for each in matrices]
+            grams = [each @ each.mT for each in matrices]
+            goals = [self.scale * torch.eye(g.shape[-1], dtype=g.dtype, device=g.device) for g in grams]
+            total = total + sum(_squared_sums(grams, goals))
+            norms = (m for m in net.modules() if is_norm(m)) if self.norms else ()
+            found = dict.fromkeys(getattr(norm, "weight", None) for norm in norms)  # each once
+            gains: Any = [gain for gain in found if isinstance(gain, nn.Parameter)]
+            if gains:
                 total = total + sum(_squared_sums(torch._foreach_mul(gains, gains), self.scale))
         return self.coefficient * total
-
-    def gram_of(self, matrices: Tensor) -> Tensor:
-        """Return the Gram matrix W W^T, or the smaller one, of each matrix (..., out, in)."""
-        if self.gram == "smaller" and matrices.shape[-2] > matrices.shape[-1]:
-            matrices = matrices.mT
-        return matrices @ matrices.mT
-
-    def _goal(self, gram: Tensor) -> Tensor:
-        """Return scale I beside a Gram matrix, made once for each size."""
-        key = gram.shape[-1], gram.dtype, gram.device
-        if key not in self._goals:
-            self._goals[key] = self.scale * torch.eye(key[0], dtype=gram.dtype, device=gram.device)
-        return self._goals[key]
-
-    def _gains(self, net: nn.Module) -> list[Tensor]:
-        """Return the gains of the norm layers, once each."""
-        norms = (m for m in net.modules() if is_norm(m))
-        gains = (getattr(m, "weight", None) for m in norms)
-        return list({id(gain): gain for gain in gains if isinstance(gain, nn.Parameter)}.values())
 
 
 def _squared_sums(values: Any, goals: Any) -> list[Tensor]:

@@ -15,10 +15,9 @@ from fire_core.wrapped_models import replicas_in, unwrap, unwrap_with
 
 
 class InjectedHead(nn.Module):
-    """A head that computes old(x) + new(x) - new_at_start(x), of which only `new` is trained.
+    """A head that computes old(x) + new(x) - new_at_start(x), of each output if there are several; only `new` is trained.
 
-    At the injection the last two terms are equal, so the output is that of the old head. Heads that return a tuple are
-    combined entry by entry.
+    At the injection the last two terms are equal, so the output is that of the old head.
     """
 
     def __init__(self, old: nn.Module, new: nn.Module) -> None:
@@ -35,43 +34,37 @@ class InjectedHead(nn.Module):
 
 
 def inject(model: nn.Module, initial: Mapping[str, Tensor], head: str = "head") -> Report:
-    """Replace the module `head` of `model` by an `InjectedHead`, and return the report.
+    """Replace the module `head` of `model` by an `InjectedHead`, and return a Report with one row per parameter of it.
 
     The model gains two more copies of the head, one of which is the only trained part of it: build a new optimizer.
 
     Args:
         initial: state dict of the whole model, from which the new part starts.
         head: path of the module, dots allowed.
-    Returns: a Report with one row per parameter of the `InjectedHead`.
     Raises: UserError if the model has no module `head` or is in DistributedDataParallel.
     """
     new = deepcopy(_trainable_part(_head(model, head)))
     model, initial = unwrap_with(model, initial)
-    prefix = f"{head}."
-    start = {key.removeprefix(prefix): value for key, value in initial.items() if key.startswith(prefix)}
-    new.load_state_dict(start)
+    start = {key: value for key, value in initial.items() if key.startswith(f"{head}.")}
+    new.load_state_dict({key.removeprefix(f"{head}."): value for key, value in start.items()})
     _replace(model, head, new)
     report = Report(method="plasticity_injection")
     for key, parameter in _head(model, head).named_parameters():
         full, part = f"{head}.{key}", key.split(".")[0]
         action, reason = ("injected", "") if part == "new" else ("frozen", f"{part} part of the head")
         report.rows.append(Row(full, full, tuple(parameter.shape), action, reason))
-        if part == "new":
-            report.changed.add(full)
-            report.parameters.append(parameter)
+    report.parameters = list(new.parameters())
+    report.changed = {row.name for row in report.rows if row.action == "injected"}
     return report
 
 
 @register
 @dataclass
 class PlasticityInjection(Method):
-    """Calls `inject` on every net at each boundary; the part before the head stays shared and trainable.
+    """Calls `inject` on every net and its followers at each boundary; the part before `head` stays shared and trainable.
 
-    The new head starts from the initial weights of the run, as in FIRE's baseline; Nikishin et al. draw new ones.
-    Followers (target networks) get the same structure. The script must build a new optimizer (`changes_structure`). A
-    second boundary freezes the new head and adds another one.
-
-    head: path of the head in the nets, dots allowed.
+    The new head starts from the initial weights of the run, as in FIRE's baseline; Nikishin et al. draw new ones. A second
+    boundary freezes the new head and adds another one.
     """
 
     head: str = "head"
@@ -84,8 +77,8 @@ class PlasticityInjection(Method):
     changes_structure = True
 
     def check(self, state: State) -> None:
-        for name, net in state.nets.items():
-            _head(net, self.head, name)
+        for net in state.nets.values():
+            _head(net, self.head)
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
         report = inject(net, state.initial[name], self.head)
@@ -109,11 +102,10 @@ def _replace(model: nn.Module, head: str, new: nn.Module) -> None:
     names = {name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in inside}
     if not all(name.startswith(f"{head}.") for name in names):
         old = deepcopy(old)  # tied, for example to the embedding, which goes on training
-    path, _, attribute = head.rpartition(".")
-    setattr(model.get_submodule(path), attribute, InjectedHead(old, new.requires_grad_(True)))
+    model.set_submodule(head, InjectedHead(old, new.requires_grad_(True)))
 
 
-def _head(model: nn.Module, head: str, name: str = "") -> nn.Module:
+def _head(model: nn.Module, head: str) -> nn.Module:
     if replicas_in(model):
         raise UserError(
             "DistributedDataParallel does not see modules of plasticity_injection: wrap the net afterwards"
@@ -122,10 +114,9 @@ def _head(model: nn.Module, head: str, name: str = "") -> nn.Module:
     try:
         return model.get_submodule(head)
     except AttributeError:
-        known = ", ".join(child for child, _ in model.named_children())
+        net, known = type(model).__name__, ", ".join(child for child, _ in model.named_children())
         raise UserError(
-            f"plasticity_injection: {f'net {name!r}' if name else type(model).__name__} has no module {head!r}; set "
-            f"method.head to one of {known}"
+            f"plasticity_injection: {net} has no module {head!r}; set method.head to one of {known}"
         ) from None
 
 

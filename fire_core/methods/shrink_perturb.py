@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,26 +24,25 @@ def shrink_perturb(
     parameters: str | list[str] = "all",
     reset: str | list[str] | None = None,
 ) -> Report:
-    """Set every parameter W of `model` to (1 - shrink) W + shrink W_initial, in place; buffers are kept.
+    """Set every parameter W of `model` to (1 - shrink) W + shrink W_initial, in place, and return the report.
 
     Args:
-        initial: starting weights by parameter name, e.g. a copy of the state dict before training, or newly drawn ones.
-        shrink: between 0, which keeps the weights, and 1, which resets them.
+        initial: weights by parameter name: a copy of the state dict before training, or newly drawn ones.
+        shrink: between 0, which keeps the weights, and 1, which resets them. Buffers are kept.
         parameters: rule for the layers to treat, as in `match_parameters`.
         reset: rule for layers that are set to `initial` instead.
-    Returns: a Report with one row per target.
     Raises: UserError for `shrink` outside [0, 1], for rules that name nothing, and for values missing in `initial`.
     """
     ShrinkPerturb(shrink=shrink)  # checks it
     chosen = None if parameters == "all" else match_parameters(unwrap(model), parameters)
     model, start = start_of(model, initial, chosen)
-    own: dict[str, Any] = dict(model.named_parameters())
-    restored = reset_layers(model, start, reset) if reset else Report()
+    restored = reset_layers(model, start, reset)
     watched = observe(model, action="shrunk", method="shrink_perturb", initial=start)
     with watched as report, torch.no_grad():
-        for key in own if chosen is None else chosen:
-            new = start[key].to(own[key])
-            own[key].copy_(new if shrink == 1.0 else own[key].lerp(new, shrink))  # lerp would keep NaN
+        for key, weight in model.named_parameters():
+            if chosen is None or key in chosen:
+                new = start[key].to(weight)
+                weight.copy_(new if shrink == 1.0 else weight.lerp(new, shrink))  # lerp would keep NaN
     return combine(report, restored)
 
 
@@ -53,8 +51,7 @@ def shrink_perturb(
 class ShrinkPerturb(Method):
     """Calls `shrink_perturb` with the initial weights of the run, as in FIRE's baselines; Ash & Adams draw new ones.
 
-    `parameters` limits the method to some layers; `reset` names layers that return to their initial values instead
-    (DQN: the linear ones, "SR"). Cost: one CPU copy of the starting weights.
+    In DQN, `reset` names the linear layers ("SR"). Cost: one CPU copy of the starting weights.
     """
 
     shrink: float = 0.8

@@ -18,20 +18,18 @@ from fire_core.wrapped_models import unwrap
 class Spectral(Method):
     """Adds coefficient * sum ((sigma^k - 1)^2 + |b|^2k) over the layers to the loss, with k = `power`.
 
-    sigma is the largest singular value of a layer's weight and |b| the Euclidean norm of its bias, which is the only
-    singular value of a vector. A weight is taken as one matrix (out, everything else), and a stack of matrices as these
-    matrices. sigma comes from one step of the power iteration for each call, started at the left vector of the call
-    before; the vectors count as constants in the gradient.
+    sigma is the largest singular value of a layer's weight and |b| the norm of its bias. A weight is taken as one matrix
+    (out, everything else), and a stack of matrices as these matrices. sigma comes from one step of the power iteration
+    for each call, started at the left vector of the call before; the vectors count as constants in the gradient.
 
     No code of the authors is known. Penalty and gradient are those of an independent implementation of the paper,
     computed exactly; another one takes |b|^2 for the bias, adds (gain - 1)^2 for norm layers, which are left alone here,
-    and pulls sigma^2 to 2. The default coefficient is ours: the others lie between 1e-2 and 1e-4.
+    and pulls sigma^2 to 2. The default coefficient is ours: the others lie between 1e-2 and 1e-4. Cost: two products with a
+    vector per weight and step, and one vector per weight.
 
     Args:
         warm_up: steps of the power iteration before the first call, without which the first penalties are far too small.
             The first left vectors, which the paper leaves open, are drawn by the name of the weight.
-
-    Cost: two products with a vector per weight and step, and one vector per weight.
     """
 
     coefficient: float = 1e-4
@@ -63,9 +61,8 @@ class Spectral(Method):
                     vectors[key] = first_vector(key, matrices.detach(), self.warm_up)
                 sigma, vectors[key] = largest_singular_value(matrices, vectors[key])
                 sigmas.append(sigma.flatten())
-                bias = parameters.get(view.bias)
-                if bias is not None:
-                    biases.append(bias.float().square().sum(dim=-1).flatten())
+                if view.bias in parameters:
+                    biases.append(parameters[view.bias].float().square().sum(dim=-1).flatten())
         total = (torch.cat(sigmas) ** self.power - 1).square().sum()
         return self.coefficient * (total + (torch.cat(biases) ** self.power).sum() if biases else total)
 

@@ -11,7 +11,7 @@ from fire_core.engine import Treated
 from fire_core.errors import UserError, check_settings
 from fire_core.methods.controls import control
 from fire_core.methods.fire import Projection
-from fire_core.methods.method import OWN, PORT, register
+from fire_core.methods.method import PORT, register
 from fire_core.projection import official_scales
 from fire_core.report import Report
 from fire_core.solvers.polar import polar
@@ -19,15 +19,9 @@ from fire_core.targets import Target
 
 
 def spectral_clip(
-    model: nn.Module,
-    low: float = 0.0,
-    high: float = math.inf,
-    *,
-    unit: str = "scale",
-    targets: Any = "all",
-    **options: Any,
+    model: nn.Module, low: float = 0.0, high: float = math.inf, *, unit: str = "scale", **options: Any
 ) -> Report:
-    """Replace every target U S V^T of `model` by U min(max(S, low), high) V^T, in place.
+    """Replace every target U S V^T of `model` by U min(max(S, low), high) V^T, in place, and return the report.
 
     U V^T is the exact polar factor of `fire_core.polar`, which also says in which directions lost rank is raised. With
     low = high = 1 the result is that of the exact projection; matrices whose singular values lie in the interval keep
@@ -36,8 +30,7 @@ def spectral_clip(
     Args:
         low, high: bounds, 0 <= low <= high and 0 < high; high may be infinite.
         unit: what the bounds count in: "scale" is FIRE's scale of each matrix, sqrt(out / in) / taps; "absolute" is 1.
-        targets, options: as in `fire`; options are `degenerate`, `min_norm` and `initial`.
-    Returns: a Report with one row per target.
+        options: `targets`, `degenerate`, `min_norm` and `initial`, as in `fire`.
     Raises: UserError for wrong bounds, and as `fire` does.
     """
     SpectralClip(low=low, high=high, unit=unit)  # checks them
@@ -51,7 +44,7 @@ def spectral_clip(
         clipped = clip(stack, factor, scale * low, scale * high)
         return Treated(clipped, iterations=iterations, completed=completed)
 
-    return control(model, treat, "spectral_clip", targets, options)
+    return control(model, treat, "spectral_clip", **options)
 
 
 def clip(matrices: Tensor, factors: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -64,10 +57,10 @@ def clip(matrices: Tensor, factors: Tensor, low: Tensor, high: Tensor) -> Tensor
     tall, factor = (each.mT if wide else each for each in (matrices.double(), factors))
     inner = factor.mT @ tall
     singular, vectors = torch.linalg.eigh((inner + inner.mT) / 2)
-    singular = singular.clamp_min(0.0)
-    least, most = low.double().squeeze(-1), high.double().squeeze(-1)
-    clipped = (factor @ vectors * singular.clamp(least, most).unsqueeze(-2)) @ vectors.mT
-    inside = ((singular >= least) & (singular <= most)).all(dim=-1)[:, None, None]
+    singular = singular.clamp_min(0.0).unsqueeze(-2)
+    wanted = singular.clamp(low.double(), high.double())
+    clipped = (factor @ vectors * wanted) @ vectors.mT
+    inside = (wanted == singular).all(dim=-1, keepdim=True)
     return torch.where(inside, matrices, (clipped.mT if wide else clipped).to(matrices))
 
 
@@ -76,8 +69,8 @@ def clip(matrices: Tensor, factors: Tensor, low: Tensor, high: Tensor) -> Tensor
 class SpectralClip(Projection):
     """Calls `spectral_clip`: how much isometry is needed, and at which end of the spectrum?
 
-    low = high = 1 is `fire_exact`; low = 0 with high = inf is `none`; low = 0 alone is `cap`. Cost: that of an SVD in
-    float64 and a symmetric eigendecomposition of the smaller side of each matrix.
+    low = high = 1 is `fire_exact`; low = 0 with high = inf is `none`; low = 0 alone is `cap`. Cost: for each matrix, an SVD
+    in float64 and a symmetric eigendecomposition of the smaller side.
     """
 
     low: float = 0.5
@@ -109,7 +102,6 @@ class Cap(Projection):
     name = "cap"
     summary = "singular values above a multiple of FIRE's scale lowered to it, the others kept"
     source = "this suite"
-    proven_by = OWN
     function = spectral_clip
 
     def __post_init__(self) -> None:

@@ -1,6 +1,5 @@
 """UPGD: an optimizer that protects useful weights and perturbs the others."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +9,11 @@ from torch.optim import Optimizer
 
 from fire_core.errors import check_settings
 from fire_core.methods.method import FIXTURE, Method, register
-from fire_core.methods.muon import adam_directions, evaluate_closure, next_steps
+from fire_core.methods.muon import AdamBased
 from fire_core.seeding import derive
 
 
-class PerturbedDescent(Optimizer):
+class PerturbedDescent(AdamBased):
     """w <- (1 - lr * weight_decay) w - lr * (d + noise) (1 - U), for every weight w with gradient g.
 
     U = sigmoid(u / largest), where u is the bias-corrected average of -g w: the first-order utility, scaled globally.
@@ -22,45 +21,30 @@ class PerturbedDescent(Optimizer):
     or of the corrected ones ("corrected", the paper's algorithm as others read it). It may be negative; U then protects
     the least useful weights most. A maximum of exactly 0 counts as 1e-30.
 
-    d is g, or with `adaptive` Adam's bias-corrected m / (sqrt(v) + eps). The noise is normal with deviation `sigma`, and a
-    function of `seed`, the device and the number of updates alone, which is kept where a cleared state does not reach it,
-    so that no noise comes twice.
+    d is g, or with `adaptive` Adam's bias-corrected m / (sqrt(v) + eps). The noise is normal with deviation `sigma`, a
+    function of `seed`, the device and the number of updates alone.
     """
 
-    never_cleared = ("drawn",)  # noise does not come twice
+    never_cleared = ("drawn",)  # the number of updates: no noise comes twice
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float,
-        *,
-        maximum: str = "raw",
-        seed: int = 0,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        **settings: Any,
-    ) -> None:
-        """settings: sigma, decay, weight_decay and adaptive, as in `UPGD`."""
-        settings |= {"lr": lr, "maximum": maximum, "seed": seed, "betas": betas, "eps": eps}
-        super().__init__(params, settings)
+    def __init__(self, params: Any, **settings: Any) -> None:
+        """settings: lr, and those of `UPGD`: sigma, decay, weight_decay, adaptive; also maximum, seed, betas and eps."""
+        super().__init__(params, {"maximum": "raw", "seed": 0, "betas": (0.9, 0.999), "eps": 1e-8} | settings)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Make one update. `closure`, if given, is called first, and its loss is returned."""
-        loss = evaluate_closure(closure)
+    def update(self) -> None:
         places: dict[tuple[int, torch.device], list[Any]] = {}
         for number, group in enumerate(self.param_groups):
             for p in group["params"]:
                 if p.grad is not None:
                     places.setdefault((number, p.device), []).append(p)
         if not places:
-            return loss
+            return
         counter = self.param_groups[0]
         counter["drawn"] = counter.get("drawn", 0) + 1
         seed = derive(counter["seed"], "noise", counter["drawn"])
         streams = {device: torch.Generator(device).manual_seed(seed) for _, device in places}
         parts = [
-            (self.param_groups[number], weights, next_steps(self.state, weights))
+            (self.param_groups[number], weights, self.next_steps(weights))
             for (number, _), weights in places.items()
         ]
         utilities, peaks = zip(*(self._utilities(*part) for part in parts), strict=True)
@@ -70,7 +54,7 @@ class PerturbedDescent(Optimizer):
             stream, device = streams[weights[0].device], weights[0].device
             directions: Any = [p.grad for p in weights]
             if group["adaptive"]:
-                directions = adam_directions(self.state, weights, steps, group)
+                directions = self.adam_directions(weights, steps, group)
             noise = [torch.randn(p.shape, generator=stream, device=device, dtype=p.dtype) for p in weights]
             torch._foreach_mul_(noise, group["sigma"])
             torch._foreach_add_(noise, directions)
@@ -82,7 +66,6 @@ class PerturbedDescent(Optimizer):
             torch._foreach_mul_(weights, 1.0 - group["lr"] * group["weight_decay"])
             rounded = [step.to(p.dtype) for step, p in zip(ratios, weights, strict=True)]
             torch._foreach_sub_(weights, rounded, alpha=group["lr"])
-        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state dict, with the averages in float32, which torch would cast to the type of the weights."""
@@ -95,7 +78,7 @@ class PerturbedDescent(Optimizer):
                 self.state[p]["utility"] = saved.to(p.device, torch.float32, copy=True)
 
     def _utilities(
-        self, group: dict[str, Any], weights: list[nn.Parameter], steps: list[int]
+        self, group: dict[str, Any], weights: list[Any], steps: list[int]
     ) -> tuple[list[Tensor], Tensor]:
         """Update the averages of -g w, and return them with bias correction, float32, and the largest."""
         for p in weights:
@@ -123,12 +106,10 @@ class UPGD(Method):
         adaptive: take Adam's direction; False is the plain rule of the paper's streams, which needs a larger rate.
         maximum: see `PerturbedDescent`.
 
-    The authors' code agrees in every step that was recorded from it. Two of its versions, in the README and for
-    reinforcement learning, multiply the direction by 2, but not the decay: `rate_factor` 2 with half the weight decay. The
-    authors tuned the plain rule on streams of single samples: rate 0.01, decay 0.9 to 0.9999, sigma 0.001 to 0.1, weight
-    decay 0 or 0.01. The defaults here are those of their version for reinforcement learning.
-
-    Cost: three buffers per weight instead of two, and one normal number per weight and step.
+    Two versions of the authors' code, in the README and for reinforcement learning, multiply the direction by 2, but not
+    the decay: `rate_factor` 2 with half the weight decay. The authors tuned the plain rule on streams of single samples:
+    rate 0.01, decay 0.9 to 0.9999, sigma 0.001 to 0.1, weight decay 0 or 0.01. The defaults are those of their version for
+    reinforcement learning. Cost: a third buffer per weight, and one normal number per weight and step.
     """
 
     rate_factor: float = 1.0
@@ -156,14 +137,7 @@ class UPGD(Method):
         """
         trained = [p for p in net.parameters() if p.requires_grad]
         total = sum(float(p.detach().double().abs().sum()) for p in trained)
-        return PerturbedDescent(
-            [{"params": trained, "rate_factor": self.rate_factor}],
-            lr=default.param_groups[0]["lr"] * self.rate_factor,
-            sigma=self.sigma,
-            decay=self.decay,
-            weight_decay=self.weight_decay,
-            adaptive=self.adaptive,
-            maximum=self.maximum,
-            seed=derive(0, "upgd", repr(total)),
-            eps=default.param_groups[0].get("eps", 1e-8),
-        )
+        group, usual = {"params": trained, "rate_factor": self.rate_factor}, default.param_groups[0]
+        given = {"lr": usual["lr"] * self.rate_factor, "eps": usual.get("eps", 1e-8)}
+        seed = derive(0, "upgd", repr(total))
+        return PerturbedDescent([group], seed=seed, **given, **self.settings("rate_factor"))

@@ -1,22 +1,21 @@
 """Weight clipping: no weight may leave a multiple of the range from which it was drawn."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from fire_core.errors import check_settings
-from fire_core.methods.method import FIXTURE, MatrixView, Method, register
+from fire_core.methods.method import FIXTURE, Method, Views, register
 from fire_core.state import State
 
 
 @torch.no_grad()
-def clip_weights(model: nn.Module, factor: float, weights: Mapping[str, MatrixView]) -> None:
-    """Clamp each of the `weights` of `model` and the bias beside it to [-factor * s, factor * s], in place.
+def clip_weights(model: nn.Module, factor: float, weights: Views) -> None:
+    """Clamp each of the `weights` (see `find_weights`) and the bias beside it to [-factor * s, factor * s], in place.
 
     s = 1 / sqrt(fan_in) is the bound of PyTorch's default initialisation, for the bias too; the fan_in of a transposed
-    convolution is PyTorch's, its outputs times its taps. weights: what `find_weights` returns.
+    convolution is PyTorch's, its outputs times its taps.
     """
     parameters = dict(model.named_parameters())
     for key, view in weights.items():
@@ -34,13 +33,11 @@ def clip_weights(model: nn.Module, factor: float, weights: Mapping[str, MatrixVi
 class WeightClipping(Method):
     """Calls `clip_weights` after every optimizer step.
 
-    Args:
-        factor: the paper's kappa. Its value there depends on the task, from 1 to 5 with ReLU; the default is ours.
+    factor: the paper's kappa. Its value there depends on the task, from 1 to 5 with ReLU; the default is ours.
 
-    The authors' code agrees in every step that was recorded from it, with one exception: it takes the gains and biases of
-    a norm layer for biases of the weight before it, and clamps them too. Here they stay. Its `clip_last_layer=False` is
-    targets=no_head. Networks that are drawn from another distribution than PyTorch's default are clipped to the default's
-    range all the same. Cost: one pass over the weights per step.
+    The authors' code takes the gains and biases of a norm layer for biases of the weight before it, and clamps them too.
+    Its `clip_last_layer=False` is targets=no_head. Networks that are drawn from another distribution are clipped to the
+    range of PyTorch's default all the same. Cost: one pass over the weights per step.
     """
 
     factor: float = 2.0
