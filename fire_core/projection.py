@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fire_core.engine import Degenerate, Treated
+from fire_core.engine import Degenerate, Treated, matrices_of, table_of, treat_model
 from fire_core.errors import UserError, check_settings, did_you_mean
 from fire_core.report import Report
 from fire_core.solvers.polar import ITERATIONS, Normalize, Solver, check_matrices, check_solver, polar, solve
 from fire_core.targets import Target, shorten
 from fire_core.targets.walk import overlaps_itself
-from fire_core.wrapped_models import table_of, treat_model, unwrap_with
+from fire_core.wrapped_models import unwrap_with
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -115,7 +115,7 @@ def _initial_norms(group: list[Target], stack: Tensor, initial: Mapping[str, Ten
         raise UserError(
             f"scale='initial' needs the starting weights of {shorten(missing)}: give initial=, a copy of state_dict()"
         )
-    norms = torch.linalg.matrix_norm(torch.stack([t.matrix(known).to(stack) for t in group]), keepdim=True)
+    norms = torch.linalg.matrix_norm(matrices_of(group, known, stack), keepdim=True)
     bad = [t.name for t, norm in zip(group, norms.flatten().tolist(), strict=True) if not 0 < norm < math.inf]
     if bad:
         raise UserError(
@@ -166,7 +166,8 @@ def fire(
     chosen = FireSettings(
         solver, iterations, normalize, scale, variance_factor, strength, degenerate, min_norm, tolerance
     )
-    _, initial = unwrap_with(model, initial)
+    if initial is not None:
+        _, initial = unwrap_with(model, initial)
     return treat_model(
         model,
         table_of(model, targets, example),

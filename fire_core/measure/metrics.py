@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError
-from fire_core.solvers.kernels import deviation_of_gram, smaller_gram
+from fire_core.solvers.polar import deviation_of_gram, smaller_gram
 
 
 def _float(x: Tensor) -> Tensor:

@@ -19,23 +19,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fire_core.solvers.completion import polar_by_svd
+from fire_core.solvers.completion import complete
 from fire_core.solvers.kernels import (
     cholesky_in_blocks,
     frobenius_of_lower,
     lower_gram,
     mirror,
-    polynomial_steps,
     quintic_step,
     rational_steps,
-    residual,
     solve_right,
 )
+from fire_core.solvers.polar import Polar, polynomial_steps, residual
 from fire_core.solvers.schedules import CUBIC, Step, finishing_quintic, quintic_schedule, rational_step
 
 TALL = 1.5
@@ -57,26 +55,6 @@ FURTHER_POLYNOMIAL = quintic_schedule(5e-2, 1e-2)
 TRIANGLE_RATIONAL = (rational_step(0.04), rational_step(0.73, centred=True))  # above 0.04; a cubic follows
 
 
-class Polar(NamedTuple):
-    """Result of `polar`; the leading dimensions `...` are those of the input."""
-
-    factor: Tensor
-    """(..., m, n), float32 (float64 for float64 input)."""
-    residual: Tensor
-    """(...), `||Q^T Q - I||_F^2` of the factor on its smaller side (FIRE, Eq. 2)."""
-    iterations: Tensor
-    """(...), int64, matrix iterations spent on each matrix."""
-    completed: Tensor
-    """(...), bool, true where lost rank was completed by the deterministic rule."""
-
-    def put(self, index: Tensor | slice, other: Polar) -> None:
-        """Replace the entries at `index` by those of `other`; numbers of steps are added."""
-        self.factor[index] = other.factor
-        self.residual[index] = other.residual
-        self.iterations[index] += other.iterations
-        self.completed[index] = other.completed
-
-
 def solve_exact(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
     """Compute the polar factors of tall, finite, non-zero `matrices` (b, m, n) with residual at most `tolerance`.
 
@@ -84,7 +62,7 @@ def solve_exact(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
     matrices to the SVD. `rational` selects rational instead of polynomial steps for float32: True on a CPU.
     """
     if matrices.dtype == torch.float64:
-        return _by_svd(matrices)
+        return polar_by_svd(matrices)
     if matrices.shape[1] < TALL * matrices.shape[2]:
         return _square(matrices, tolerance, rational)
     result = _tall_pass(matrices, rational)
@@ -99,13 +77,16 @@ def _repair(result: Polar, wanted: Tensor, solver: Callable[[Tensor], Polar]) ->
     """Replace the matrices that the mask `wanted` (b,) selects by the result of `solver` for their indices."""
     index = wanted.nonzero().flatten()
     if len(index):
-        result.put(index, solver(index))
+        better = solver(index)
+        better.iterations.add_(result.iterations[index])
+        for whole, part in zip(result, better, strict=True):
+            whole[index] = part
 
 
-def solved(factor: Tensor, iterations: int, residual: Tensor, completed: Tensor | None = None) -> Polar:
-    """Return the result of factors (b, m, n) after so many steps."""
+def _solved(factor: Tensor, iterations: int, square: Tensor | None = None) -> Polar:
+    """Return the result of factors (b, m, n) of full rank after so many steps; `square` is workspace."""
     count = torch.full((len(factor),), iterations, dtype=torch.int64, device=factor.device)
-    return Polar(factor, residual, count, count < 0 if completed is None else completed)
+    return Polar(factor, residual(factor, square), count, count < 0)
 
 
 def _square(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
@@ -160,12 +141,11 @@ def _square(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
     del work, spare, square, factor  # free their memory for the repairs
 
     def one_more_step(index: Tensor) -> Polar:
-        factor = polynomial_steps(result.factor[index], (CUBIC,))
-        return solved(factor, 1, residual(factor))
+        return _solved(polynomial_steps(result.factor[index], (CUBIC,)), 1)
 
     for _ in range(4):
         _repair(result, (result.residual > tolerance) & (result.residual < 1) & ~lost, one_more_step)
-    _repair(result, lost | ~(result.residual <= tolerance), lambda index: _by_svd(matrices[index]))
+    _repair(result, lost | ~(result.residual <= tolerance), lambda index: polar_by_svd(matrices[index]))
     return result
 
 
@@ -261,7 +241,7 @@ def _tall_pass(matrices: Tensor, rational: bool) -> Polar | None:
     inverses = cholesky_in_blocks(lower_gram(matrices, gram))
     diagonal = gram.diagonal(
         dim1=-2, dim2=-1
-    )  # sigma_min is at most its smallest entry, sigma_max at least its largest
+    )  # sigma_min is at most its smallest, sigma_max at least its largest
     if not bool((diagonal.amin(dim=1) > 0.02 * diagonal.amax(dim=1)).any()):
         return None
     triangle = gram.tril()
@@ -274,8 +254,7 @@ def _tall_pass(matrices: Tensor, rational: bool) -> Polar | None:
         steps = (*quintic_schedule(0.04, 1e-2), CUBIC)
     triangle = polynomial_steps(triangle, steps)
     factor = torch.bmm(matrices, solve_right(triangle, gram, inverses).mT)
-    count = len(steps) + (len(TRIANGLE_RATIONAL) if rational else 0)
-    return solved(factor, count, residual(factor, gram))
+    return _solved(factor, len(steps) + (len(TRIANGLE_RATIONAL) if rational else 0), gram)
 
 
 def _by_triangle(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
@@ -292,13 +271,25 @@ def _by_triangle(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
     result = Polar(factor, residual(factor), inner.iterations, torch.zeros_like(inner.completed))
     # completion needs the whole matrix: the factor nearest to the identity does not follow from the triangle
     unsure = inner.completed | ~(result.residual <= tolerance)
-    _repair(result, unsure, lambda index: _by_svd(matrices[index]))
+    _repair(result, unsure, lambda index: polar_by_svd(matrices[index]))
     return result
 
 
-def _by_svd(matrices: Tensor) -> Polar:
-    factor, completed = polar_by_svd(matrices)
-    return solved(factor, 0, residual(factor), completed)
+def polar_by_svd(matrices: Tensor) -> Polar:
+    """Solve tall, finite, non-zero matrices by SVD in float64, which completes lost rank.
+
+    Singular values up to the machine epsilon of the type of `matrices`, times the largest, count as lost.
+    """
+    factors, completed = [], []
+    for matrix in matrices:
+        left, singular, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+        rank = int((singular > torch.finfo(matrix.dtype).eps * singular[0]).sum())
+        completed.append(rank < len(right))
+        factor = complete(left[:, :rank], right[:rank].mT) if completed[-1] else left @ right
+        factors.append(factor.to(matrices.dtype))
+    return _solved(torch.stack(factors), 0)._replace(
+        completed=torch.tensor(completed, device=matrices.device)
+    )
 
 
 def spectral_bound(matrices: Tensor) -> Tensor:

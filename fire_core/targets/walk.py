@@ -283,6 +283,17 @@ def unwrapped(name: str) -> str:
     return name
 
 
+def inside(model: nn.Module) -> tuple[nn.Module, str]:
+    """Return the module inside the wrappers around `model`, and what they put before the names of its parameters."""
+    prefix = ""
+    while True:
+        name = "module" if isinstance(model, nn.parallel.DistributedDataParallel) else "_orig_mod"
+        inner = getattr(model, name, None)
+        if not isinstance(inner, nn.Module):
+            return model, prefix
+        model, prefix = inner, f"{prefix}{name}."
+
+
 def _heads(model: nn.Module, modules: dict[str, nn.Module], traced: Traced | None) -> set[str] | None:
     """Return the paths of the output layers, or None where they are not known.
 
