@@ -25,7 +25,6 @@ from fire_core.wrapped_models import unwrap_with
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-
 Scale = Literal["official", "none", "initial"]
 
 
@@ -73,9 +72,9 @@ class FireSettings:
     def of(cls, **settings: Any) -> FireSettings:
         """Return the settings given by name. Raises UserError for an unknown name, with the nearest known one."""
         known = [field.name for field in fields(cls)]
-        for name in settings:
-            if name not in known:
-                raise UserError(f"fire has no setting {name!r}{did_you_mean(name, [*known, 'targets'])}")
+        if unknown := [name for name in settings if name not in known]:
+            advice = did_you_mean(unknown[0], [*known, "targets"])
+            raise UserError(f"fire has no setting {unknown[0]!r}{advice}")
         return cls(**settings)
 
 
@@ -90,13 +89,12 @@ def project(
     new, residual, iterations, completed = solve(
         stack, settings.solver, settings.iterations, settings.normalize, settings.tolerance, measured
     )
+    scale = torch.ones_like(stack[:, :1, :1])
     if settings.scale == "official":
         scale = official_scales(group, stack)
     elif settings.scale == "initial":
         goal = _initial_norms(group, stack, initial) * settings.variance_factor**0.5
         scale = goal / torch.linalg.matrix_norm(new, keepdim=True)
-    else:
-        scale = torch.ones_like(stack[:, :1, :1])
     new = new.mul_(scale)
     if settings.strength < 1.0:
         new = torch.lerp(stack, new, settings.strength)
@@ -116,8 +114,7 @@ def _initial_norms(group: list[Target], stack: Tensor, initial: Mapping[str, Ten
             f"scale='initial' needs the starting weights of {shorten(missing)}: give initial=, a copy of state_dict()"
         )
     norms = torch.linalg.matrix_norm(matrices_of(group, known, stack), keepdim=True)
-    bad = [t.name for t, norm in zip(group, norms.flatten().tolist(), strict=True) if not 0 < norm < math.inf]
-    if bad:
+    if bad := [t.name for t, norm in zip(group, norms.flatten().tolist()) if not 0 < norm < math.inf]:
         raise UserError(
             f"scale='initial': the starting weights of {shorten(bad)} are zero or not finite, and nothing was changed; "
             "exclude these matrices with targets"
