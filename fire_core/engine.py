@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from fire_core.errors import UserError
 from fire_core.measure.metrics import relative_squared_error
 from fire_core.report import Report, Row
-from fire_core.solvers.polar import STACK_BYTES, deviation_of_gram, smaller_gram
+from fire_core.solvers.polar import STACK_BYTES, deviations
 from fire_core.targets import Target, TargetTable, check_module, find_targets, list_targets, shorten
-from fire_core.targets.walk import inside, tied_to
+from fire_core.targets.walk import identity, inside
 from fire_core.wrapped_models import is_sharded, replicas_in, unwrap_with
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ def treat_tensors(
             raise UserError(f"NaN, infinite or overflowing values for {shorten(bad)}: nothing was written")
         for target, matrix in results if not dry_run else ():
             target.write(parameters, matrix)
-    changed = tied_to(parameters, set() if dry_run else {t.parameter for t, _ in results})
+    written = {identity(parameters[t.parameter]) for t, _ in results if not dry_run}
+    changed = {name for name, tensor in parameters.items() if identity(tensor) in written}  # with tied ones
     return Report(
         rows,
         changed,
@@ -213,13 +214,12 @@ def _figures(
 
     old, new: (count, out, in), before and after; new is rounded to the type of the weights, `treated` is not.
     """
-    gram, residual = smaller_gram(new), treated.residual
+    dfi, residual = deviations(new, treated.scale), treated.residual
     if treated.scale is not None:
-        of_treated = gram if new is treated.matrices else smaller_gram(treated.matrices)
-        residual = deviation_of_gram(of_treated / treated.scale.square())
+        residual = (dfi if new is treated.matrices else deviations(treated.matrices, treated.scale))[1]
     columns = {
-        "dfi_before": deviation_of_gram(smaller_gram(old)),
-        "dfi_after": deviation_of_gram(gram),
+        "dfi_before": deviations(old)[0],
+        "dfi_after": dfi[0],
         "dfi_factor": residual,
         "sfe": (old - new).square().sum(dim=(-2, -1)),
         "norm_before": torch.linalg.matrix_norm(old),

@@ -172,23 +172,24 @@ def residual(factors: Tensor, square: Tensor | None = None) -> Tensor:
     if square is None:
         # a small product is faster as a whole than its triangle in blocks
         if columns <= SMALL and rows <= ROWS_OF_A_SUM:
-            return deviation_of_gram(torch.bmm(factors.mT, factors))
+            return deviations(factors)[0]
         square = factors.new_empty(len(factors), columns, columns)
     lower_gram(factors, square).diagonal(dim1=-2, dim2=-1).sub_(1.0)
     return frobenius_of_lower(square).square_().flatten()
 
 
-def smaller_gram(matrices: Tensor) -> Tensor:
-    """Return W^T W of matrices (..., m, n) if m >= n, else W W^T, in full precision."""
+def deviations(matrices: Tensor, scale: Tensor | None = None) -> list[Tensor]:
+    """Return `||W^T W - I||_F^2` (...) of matrices (..., m, n) on their smaller side, and also of matrices / scale if given.
+
+    One product, in full precision, serves both.
+    """
     with full_precision(matrices.device):
         wide = matrices.shape[-2] < matrices.shape[-1]
-        return matrices @ matrices.mT if wide else matrices.mT @ matrices
-
-
-def deviation_of_gram(gram: Tensor) -> Tensor:
-    """Return `||G - I||_F^2` (...) of Gram matrices (..., n, n), whose diagonals are overwritten."""
-    gram.diagonal(dim1=-2, dim2=-1).sub_(1.0)
-    return gram.square().sum(dim=(-2, -1))
+        gram = matrices @ matrices.mT if wide else matrices.mT @ matrices
+    grams = [gram] if scale is None else [gram, gram / scale.square()]
+    for each in grams:
+        each.diagonal(dim1=-2, dim2=-1).sub_(1.0)
+    return [each.square().sum(dim=(-2, -1)) for each in grams]
 
 
 @contextmanager

@@ -360,12 +360,6 @@ def identity(parameter: Tensor) -> object:
     return (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.device)
 
 
-def tied_to(tensors: Mapping[str, Tensor], changed: set[str]) -> set[str]:
-    """Return the names of `changed`, and of all tensors over the same memory with the same shape and strides."""
-    keys = {identity(tensors[name]) for name in changed}
-    return {name for name, tensor in tensors.items() if identity(tensor) in keys}
-
-
 def refuse_overlaps(tensors: Mapping[str, Tensor]) -> None:
     """Raise UserError for different tensors over one range of memory. Tied ones must be given once."""
     reached: dict[torch.device, tuple[int, str]] = {}
