@@ -36,6 +36,7 @@ from fire_core.seeding import derive
 from fire_core.state import State, snapshot
 
 IDLE = Method()  # acts in place of a method before its first phase
+Renewal = Callable[[], Mapping[str, Optimizer]]
 
 
 def attach(
@@ -48,7 +49,7 @@ def attach(
     batches: Callable[[], Iterable[Any]] | None = None,
     followers: Sequence[tuple[nn.Module, nn.Module]] = (),
     optimizer_state: str = "clear_changed",
-    renew: Callable[[], Mapping[str, Optimizer]] | None = None,
+    renew: Renewal | None = None,
     seed: int = 0,
     compiled: bool = False,
 ) -> Attached:
@@ -89,12 +90,7 @@ class Attached:
     """
 
     def __init__(
-        self,
-        method: Method,
-        state: State,
-        optimizer_state: str,
-        renew: Callable[[], Mapping[str, Optimizer]] | None,
-        seed: int,
+        self, method: Method, state: State, optimizer_state: str, renew: Renewal | None, seed: int
     ) -> None:
         check_policy(optimizer_state)
         for need in sorted(method.needs & {"batches", "loss"}):

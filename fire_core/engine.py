@@ -210,10 +210,7 @@ def rows_of(
 def _figures(
     group: list[Target], old: Tensor, new: Tensor, treated: Treated, initial: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
-    """Return the figures (count,) of a stack, by the names of the fields of `Row`.
-
-    old, new: (count, out, in), before and after; new is rounded to the type of the weights, `treated` is not.
-    """
+    """Return the figures (count,) of a stack before and after, by the names of the fields of `Row`; `new` is rounded."""
     dfi, residual = deviations(new, treated.scale), treated.residual
     if treated.scale is not None:
         residual = (dfi if new is treated.matrices else deviations(treated.matrices, treated.scale))[1]
@@ -264,10 +261,7 @@ def check_targets(
 def _degenerate(
     targets: list[Target], parameters: Mapping[str, Tensor], degenerate: Degenerate, min_norm: float
 ) -> dict[str, str]:
-    """Return the names of degenerate targets with the reason to skip each.
-
-    Raises UserError for NaN and infinite weights, and for degenerate matrices where degenerate="raise".
-    """
+    """Return the names of degenerate targets with the reason to skip each, or raise UserError; always for NaN."""
     names, norms = [], []
     for group, stack in _stacks(targets, parameters):
         names += [t.name for t in group]
@@ -294,8 +288,7 @@ def _degenerate(
 def _stacks(targets: list[Target], parameters: Mapping[str, Tensor]) -> Iterator[tuple[list[Target], Tensor]]:
     """Yield targets of one shape, device and type with their matrices (count, out, in), float32 or float64.
 
-    A stack is at most twice as large as that of a solver, or one matrix. Raises UserError if the shape of a matrix is not
-    that in the table.
+    A stack is at most twice that of a solver, or one matrix. Raises UserError for a shape that is not that in the table.
     """
     groups: dict[tuple[Any, ...], list[Target]] = defaultdict(list)
     for t in targets:

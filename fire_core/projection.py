@@ -33,20 +33,16 @@ class FireSettings:
     """All settings of `fire` except the choice of matrices. Wrong values raise UserError when the object is created.
 
     Args:
-        solver: "newton_schulz" is the published algorithm, `iterations` cubic steps. It is *not* a projection to a
-            tolerance: read `dfi_factor` in the report. "exact" is the orthogonal polar factor to `tolerance`, "quintic"
-            Muon's iteration, which is inexact by design.
+        solver: "newton_schulz" is the published algorithm, *not* a projection to a tolerance: read `dfi_factor` in the
+            report. "exact" is the orthogonal polar factor to `tolerance`, "quintic" Muon's iteration (see `polar`).
         iterations, normalize, tolerance: see `polar`. exact accepts the defaults of the first two only.
-        scale: the number by which the orthogonal factor is multiplied. "official" is sqrt(out / in), divided by the
-            number of taps for convolutions; "none" is 1; "initial" gives each matrix its Frobenius norm at
-            initialisation.
+        scale: of the orthogonal factor. "official" is sqrt(out / in), divided by the number of taps for convolutions;
+            "none" is 1; "initial" gives each matrix its Frobenius norm at initialisation.
         variance_factor: with scale="initial", the mean square of the result's entries as a multiple of that at
             initialisation; 1 is the initial norm itself.
         strength: the result is W + strength * (fire(W) - W); 1 is FIRE.
-        degenerate: what to do with zero matrices and those below `min_norm`. "raise" names them before anything is
-            changed; "skip" leaves them as they are, with the reason in the report. NaN and infinite weights always
-            raise.
-        min_norm: Frobenius norm below which a matrix counts as degenerate.
+        degenerate: what to do with matrices that are zero or have a Frobenius norm below `min_norm`. "raise" names them
+            before anything is changed; "skip" leaves them, with the reason in the report. NaN and infinity always raise.
     """
 
     solver: Solver = "newton_schulz"
@@ -81,10 +77,7 @@ class FireSettings:
 def project(
     stack: Tensor, group: list[Target], settings: FireSettings, initial: Mapping[str, Tensor] | None = None
 ) -> Treated:
-    """Return FIRE's new values of a stack of matrices: the treatment of `fire`.
-
-    Raises UserError where scale="initial" has no starting weights, or zero ones.
-    """
+    """Return FIRE's new values of a stack; raise UserError where scale="initial" has no starting weights, or zero ones."""
     measured = settings.solver == "exact" or settings.strength < 1.0
     new, residual, iterations, completed = solve(
         stack, settings.solver, settings.iterations, settings.normalize, settings.tolerance, measured
@@ -165,24 +158,13 @@ def fire(
     )
     if initial is not None:
         _, initial = unwrap_with(model, initial)
-    return treat_model(
-        model,
-        table_of(model, targets, example),
-        partial(project, settings=chosen, initial=initial),
-        action="projected",
-        method="fire",
-        degenerate=degenerate,
-        min_norm=min_norm,
-        initial=initial,
-        dry_run=dry_run,
-        group=group,
-    )
+    table, treatment = table_of(model, targets, example), partial(project, settings=chosen, initial=initial)
+    options: Any = {"degenerate": degenerate, "min_norm": min_norm, "initial": initial, "dry_run": dry_run}
+    return treat_model(model, table, treatment, action="projected", method="fire", group=group, **options)
 
 
 def project_(weight: Tensor, *, solver: str = "exact", scale: float | None = None, **settings: Any) -> Tensor:
-    """Move one weight to the nearest orthogonal matrix, in place, and return it.
-
-    It is called as `torch.nn.init.orthogonal_` is, which draws a random orthogonal matrix instead.
+    """Move one weight to the nearest orthogonal matrix, in place, and return it, as `nn.init.orthogonal_` draws one.
 
     Args:
         weight: (out, in), or (out, in, kernel...) with each spatial tap as a matrix of its own.

@@ -51,15 +51,13 @@ def polar(
 ) -> Polar:
     """Return the nearest (semi-)orthogonal matrix of each matrix of `matrices` (..., m, n), or an approximation to it.
 
-    Wide matrices get orthonormal rows, tall ones orthonormal columns. Smaller types are first converted to float32;
-    float64 stays. The input is not changed, and no gradient flows. Products are full float32 whatever
-    `torch.set_float32_matmul_precision` says, and under autocast. The scale of the input does not matter: matrices with
-    very large or small entries (1e30, 1e-30) are first divided by a power of two.
+    Wide matrices get orthonormal rows, tall ones orthonormal columns. Smaller types become float32; float64 stays.
+    The input is not changed, and no gradient flows. Products are full float32, whatever `torch.set_float32_matmul_precision`
+    says and under autocast. Matrices with very large or small entries (1e30, 1e-30) are first divided by a power of two.
 
     "newton_schulz" is the published algorithm (FIRE, section 3): X = W / `||W||`, then `iterations` steps
-    X <- 1.5 X - 0.5 X X^T X. It equals the formula up to rounding, and on a CPU a matrix gives the same bits alone or
-    in a batch. It guarantees *nothing* about the residual: 10 steps leave the small singular values of a square matrix
-    well below 1. Lost rank stays lost.
+    X <- 1.5 X - 0.5 X X^T X, up to rounding. On a CPU a matrix gives the same bits alone or in a batch. It guarantees
+    *nothing* about the residual: 10 steps leave small singular values of a square matrix well below 1, and lost rank lost.
 
     "quintic" is the algorithm of Muon (Jordan et al. 2024): X = W / `||W||`, then `iterations` steps
     X <- 3.4445 X - 4.7750 X X^T X + 2.0315 (X X^T)^2 X, in float32 at least. Muon takes 5. It is *inexact by design*:
@@ -82,9 +80,8 @@ def polar(
         iterations: number of steps of newton_schulz and quintic.
         normalize: the norm by which newton_schulz and quintic divide at the start. "frobenius" is published;
             "spectral", the largest singular value, saves 5 or 6 steps at 512 columns.
-        tolerance: largest residual of exact; the error above is for the default. A larger tolerance saves repairs of
-            single matrices, but no passes over all of them. One that the type cannot reach (1e-14 in float32) sends
-            every matrix to the SVD, and `residual` contains what was reached.
+        tolerance: largest residual of exact. A larger one saves repairs of single matrices, but no passes over all of them.
+            One that the type cannot reach (1e-14 in float32) sends every matrix to the SVD; `residual` has what was reached.
     Returns: Polar(factor, residual, iterations, completed).
     Raises: UserError for zero or non-finite matrices (with the index in the batch) and for wrong settings.
     """
