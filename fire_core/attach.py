@@ -36,6 +36,7 @@ from fire_core.seeding import derive
 from fire_core.state import State, snapshot
 
 IDLE = Method()  # acts in place of a method before its first phase
+Renewal = Callable[[], Mapping[str, Optimizer]]
 
 
 def attach(
@@ -48,7 +49,7 @@ def attach(
     batches: Callable[[], Iterable[Any]] | None = None,
     followers: Sequence[tuple[nn.Module, nn.Module]] = (),
     optimizer_state: str = "clear_changed",
-    renew: Callable[[], Mapping[str, Optimizer]] | None = None,
+    renew: Renewal | None = None,
     seed: int = 0,
     compiled: bool = False,
 ) -> Attached:
@@ -77,8 +78,7 @@ def attach(
     if isinstance(optimizers, Optimizer):
         optimizers = {next(iter(nets)): optimizers}
     start = snapshot(nets) if initial is None else {name: dict(values) for name, values in initial.items()}
-    own = dict(optimizers or {})
-    state = State(nets, own, list(followers), start, batches, loss, compiled=compiled)
+    state = State(nets, dict(optimizers or {}), list(followers), start, batches, loss, compiled=compiled)
     method = create(method) if isinstance(method, str) else method
     return Attached(method, state, optimizer_state, renew, seed)
 
@@ -90,33 +90,26 @@ class Attached:
     """
 
     def __init__(
-        self,
-        method: Method,
-        state: State,
-        optimizer_state: str,
-        renew: Callable[[], Mapping[str, Optimizer]] | None,
-        seed: int,
+        self, method: Method, state: State, optimizer_state: str, renew: Renewal | None, seed: int
     ) -> None:
         check_policy(optimizer_state)
         for need in sorted(method.needs & {"batches", "loss"}):
             if getattr(state, need) is None:
                 raise UserError(f"method {method.name!r} needs {NEEDS[need]}")
-        compiled = state.compiled or any(
-            hasattr(net, "_orig_mod") or net._compiled_call_impl is not None for net in state.nets.values()
-        )
-        if "activations" in method.needs and compiled:
+        nets = state.nets.values()
+        compiled = any(hasattr(net, "_orig_mod") or net._compiled_call_impl is not None for net in nets)
+        if "activations" in method.needs and (compiled or state.compiled):
             raise UserError(f"method {method.name!r} needs {NEEDS['activations']}: train with compiled=False")
-        replaces = state.nets.keys() - state.optimizers if method.changes_optimizer else ()
-        if replaces:
+        if method.changes_optimizer and (lacking := state.nets.keys() - state.optimizers):
             raise UserError(
-                f"method {method.name!r} takes the place of the optimizer of net {min(replaces)!r}: give attach() that one"
+                f"method {method.name!r} takes the place of the optimizer of net {min(lacking)!r}: give attach() that one"
             )
         self.method, self.state, self.seed = method, state, seed
         self.optimizer_state, self.renew = optimizer_state, renew
         self._own = dict(state.optimizers)  # the caller's optimizers, which a method may replace
         self._built: dict[str, Optimizer] = {}  # by the method
         self._has_gradients = False
-        self.state.generator = self._stream()
+        self._enter(state.phase)
         method.check(state)
         self._choose_optimizers()
 
@@ -142,8 +135,7 @@ class Attached:
         boundary; the memory of the parameters that it returns is cleared with that of the treated ones.
         """
         state = self.state
-        state.phase = phase
-        state.generator = self._stream()
+        self._enter(phase)
         if phase == 0:
             self._choose_optimizers()
             return Report(method=self.method.name)
@@ -170,10 +162,8 @@ class Attached:
         nets: names of those that step next, where the networks step one after another; by default all.
         """
         self._has_gradients = True
-        state = (
-            replace(self.state, nets={name: self.state.nets[name] for name in nets}) if nets else self.state
-        )
-        self.acting.before_step(state)
+        chosen = {name: self.state.nets[name] for name in nets}
+        self.acting.before_step(replace(self.state, nets=chosen) if nets else self.state)
 
     def after_step(self, skipped: bool | Callable[[], bool] = False) -> None:
         """Call it after the optimizer's step.
@@ -214,8 +204,7 @@ class Attached:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned. The state of another method is left out: runs may share a first phase."""
         state = self.state
-        state.phase = saved["phase"]
-        state.generator = self._stream()
+        self._enter(saved["phase"])
         if self.acting.changes_structure and state.phase > 0:
             self.method.rebuild(state)
             self._renew()
@@ -230,8 +219,9 @@ class Attached:
     def _renew(self) -> None:
         self._own = dict(self.renew() if self.renew else renewed(self.state.nets, self._own))
 
-    def _stream(self) -> torch.Generator:
-        return torch.Generator().manual_seed(derive(self.seed, "method", self.state.phase))
+    def _enter(self, phase: int) -> None:
+        self.state.phase = phase
+        self.state.generator = torch.Generator().manual_seed(derive(self.seed, "method", phase))
 
     def _choose_optimizers(self) -> None:
         """Put into `optimizers` the caller's, or those that the method makes: once, and again for new parameters."""
@@ -240,23 +230,20 @@ class Attached:
             groups = self._built[name].param_groups if name in self._built else []
             held = {id(p) for group in groups for p in group["params"]}
             if any(p.requires_grad and id(p) not in held for p in net.parameters()):
-                self._built[name] = self.acting.build(net, self._one_rate(name))
+                rates = sorted({float(group["lr"]) for group in self._own[name].param_groups})
+                if len(rates) > 1:
+                    raise UserError(
+                        f"method {self.method.name!r} makes an optimizer of its own with one learning rate, and the groups "
+                        f"of yours have {', '.join(map(str, rates))}: give all groups the same"
+                    )
+                self._built[name] = self.acting.build(net, self._own[name])
             self.state.optimizers[name] = self._built[name]
-
-    def _one_rate(self, name: str) -> Optimizer:
-        rates = sorted({float(group["lr"]) for group in self._own[name].param_groups})
-        if len(rates) > 1:
-            raise UserError(
-                f"method {self.method.name!r} makes an optimizer of its own with one learning rate, and the groups of "
-                f"yours have {', '.join(map(str, rates))}: give all groups the same"
-            )
-        return self._own[name]
 
 
 def renewed(nets: Mapping[str, nn.Module], old: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
     """Return optimizers like `old` for the parameters that now train, with the memory of those that trained before."""
     made = dict(old)
-    for name in (name for name in nets if name in old):
+    for name in [name for name in nets if name in old]:
         net, before = nets[name], cast(Any, old[name])
         if len(before.param_groups) > 1:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Recognise copies of a network's weights, such as averages, in what files and callbacks hold."""
+"""Tell the weights of a network from copies of them, such as averages, in what files and callbacks hold."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fire_core.errors import UserError
+from fire_core.targets import shorten
 from fire_core.targets.walk import unwrapped
 
 COPY = re.compile(r"(?:^|[._])(?:ema|swa|averaged?|shadow|teacher|target|polyak|momentum)(?=[._]|model|net)")
@@ -101,3 +103,27 @@ def followers_among(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def _letters(name: str) -> str:
     return re.sub("[._]", "", name)
+
+
+# Lightning's weight averaging keeps the average in state_dict and resumes from current_model_state
+ENTRIES = "current_model_state model state_dict model_state_dict module network net nets".split()  # noqa: SIM905
+
+
+def weights_in(content: Any, key: str | None, path: object) -> tuple[dict[str, Tensor], str]:
+    """Return the tensors by name of the entry `key` of a torch file, by default of that which training resumes from.
+
+    Also returns the name of the entry, a dotted path. Raises UserError, with the `path` of the file, if there are none.
+    """
+    top = content if isinstance(content, Mapping) else {}
+    exchanged = ["ema_state_dict"] if "message_hub" in top else []  # mmengine exchanges average and weights
+    entries = [*((name, top[name]) for name in exchanged + ENTRIES if name in top), ("", content)]
+    if key is not None:
+        for word in key.split("."):
+            content = content.get(word) if isinstance(content, Mapping) else None
+        entries = [(key, content)]
+    for name, entry in entries:
+        items = entry.items() if isinstance(entry, Mapping) else ()
+        if tensors := {n: t for n, t in items if isinstance(n, str) and isinstance(t, Tensor)}:
+            return tensors, name
+    holds = shorten([*map(str, top)]) or f"a {type(content).__name__}"
+    raise UserError(f"{path} contains no named tensors where they usually are; it holds {holds}: give --key")

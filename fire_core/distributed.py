@@ -1,17 +1,16 @@
 """A treatment of parameters that several processes share: replicated (DDP) and sharded (FSDP2, any DTensor).
 
-Every rank calls `share_out` with the same arguments. The parameters are divided among the ranks by cost. The owner of a
-parameter treats it and sends the result to all ranks, so replicas stay bit-equal and the work is divided by the world
-size. Sharded parameters are gathered one at a time.
-
+The parameters are divided among the ranks by cost. The owner of a parameter treats it and sends the result to all ranks,
+so replicas stay bit-equal and the work is divided by the world size. Sharded parameters are gathered one at a time.
 FSDP1 (FullyShardedDataParallel) flattens parameters and cuts them, so `find_targets` refuses it.
 """
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from inspect import signature
 from typing import Any
 
@@ -57,9 +56,8 @@ def share_out(
     for target in table.included:
         chosen.setdefault(target.parameter, []).append(target)
     group = _group_of(parameters.values()) if group is None else group
-    _check_replicas(parameters, list(chosen), group)
-    owners = _owners(chosen, dist.get_world_size(group))
-    rank = dist.get_rank(group)
+    _check_replicas({name: parameters[name] for name in chosen}, group)
+    owners, rank = _owners(chosen, dist.get_world_size(group)), dist.get_rank(group)
     owned: dict[str, Tensor] = {}
     report, error = Report(), None
     with torch.no_grad():
@@ -72,10 +70,9 @@ def share_out(
             if owned:
                 mine = TargetTable(t for name in owned for t in chosen[name])
                 report = treat_tensors(owned, mine, treatment, **options)
-            own_rows = {row.name: row for row in report.rows}
         except Exception as caught:  # all ranks raise it together
-            own_rows, error = {}, caught
-        rows, changed = _exchange(own_rows, report.changed, error, group)
+            error = caught
+        rows, changed = _exchange(report, error, group)
         for name in chosen if not dry_run else ():
             if name in changed:
                 _write_full(parameters[name], owned.get(name), owners[name], group)
@@ -91,17 +88,14 @@ def share_out(
     )
 
 
-def _check_replicas(
-    parameters: Mapping[str, Tensor], names: list[str], group: dist.ProcessGroup | None
-) -> None:
+def _check_replicas(parameters: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> None:
     """Raise UserError on every rank if a replicated parameter is not bit-equal on all ranks. Collective."""
-    plain = [name for name in names if not isinstance(parameters[name], DTensor)]
-    bits = (parameters[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8) for name in plain)
+    plain = {name: p.detach() for name, p in parameters.items() if not isinstance(p, DTensor)}
+    bits = (value.cpu().contiguous().reshape(-1).view(torch.uint8) for value in plain.values())
     sums = [zlib.crc32(each.numpy().data) for each in bits]
     everywhere: list[list[int]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(everywhere, sums, group=group)
-    differing = [name for i, name in enumerate(plain) if len({ranks[i] for ranks in everywhere}) > 1]
-    if differing:
+    if differing := [name for name, *ranks in zip(plain, *everywhere, strict=True) if len(set(ranks)) > 1]:
         raise UserError(
             f"parameters differ between ranks: {', '.join(differing[:5])} ({len(differing)} in all), and nothing was "
             "changed; broadcast the model from one rank first"
@@ -109,29 +103,23 @@ def _check_replicas(
 
 
 def _exchange(
-    own_rows: dict[str, Row], own_changed: set[str], error: Exception | None, group: dist.ProcessGroup | None
+    report: Report, error: Exception | None, group: dist.ProcessGroup | None
 ) -> tuple[dict[str, Row], set[str]]:
     """Return the rows and changed parameters of all ranks; if any rank has an error, raise it on all."""
     user = isinstance(error, UserError)
     text = str(error) if user else f"rank {dist.get_rank(group)}: {type(error).__name__}: {error}"
     everyone: list[Any] = [None] * dist.get_world_size(group)
     told = {} if error is None else {text: user}
-    dist.all_gather_object(everyone, (own_rows, own_changed, told), group=group)
+    dist.all_gather_object(everyone, (report.rows, report.changed, told), group=group)
     if errors := {text: user for *_, told in everyone for text, user in told.items()}:
         raise (UserError if all(errors.values()) else RuntimeError)("; ".join(errors)) from error
-    rows: dict[str, Row] = {}
-    changed: set[str] = set()
-    for some_rows, some_changed, _ in everyone:
-        rows |= some_rows
-        changed |= some_changed
-    return rows, changed
+    rows = {row.name: row for some, *_ in everyone for row in some}
+    return rows, set().union(*(changed for _, changed, _ in everyone))
 
 
 def _owners(chosen: Mapping[str, list[Target]], world: int) -> dict[str, int]:
     """Return the rank of each parameter: the most expensive first, each to the rank with the least work so far."""
-    cost = {
-        name: sum(t.shape[0] * t.shape[1] * min(t.shape) for t in members) for name, members in chosen.items()
-    }
+    cost = {name: sum(math.prod(t.shape) * min(t.shape) for t in parts) for name, parts in chosen.items()}
     load, owners = [0] * world, {}
     for name in sorted(cost, key=lambda n: (-cost[n], n)):
         owners[name] = min(range(world), key=load.__getitem__)
@@ -139,20 +127,17 @@ def _owners(chosen: Mapping[str, list[Target]], world: int) -> dict[str, int]:
     return owners
 
 
-def _group_of(parameters: Any) -> dist.ProcessGroup | None:
+def _group_of(parameters: Iterable[Tensor]) -> dist.ProcessGroup | None:
     """Return the group of the ranks that hold the model: those of its mesh, or all (None)."""
-    for parameter in parameters:
-        if isinstance(parameter, DTensor):
-            mesh = parameter.device_mesh
-            if mesh.size() == dist.get_world_size():
-                return None
-            if mesh.ndim == 1:
-                return mesh.get_group()
-            raise UserError(
-                f"the model's mesh has {mesh.size()} of {dist.get_world_size()} ranks in {mesh.ndim} dimensions: pass "
-                "group=, the process group of exactly those ranks"
-            )
-    return None
+    mesh = next((p.device_mesh for p in parameters if isinstance(p, DTensor)), None)
+    if mesh is None or mesh.size() == dist.get_world_size():
+        return None
+    if mesh.ndim == 1:
+        return mesh.get_group()
+    raise UserError(
+        f"the model's mesh has {mesh.size()} of {dist.get_world_size()} ranks in {mesh.ndim} dimensions: pass group=, the "
+        "process group of exactly those ranks"
+    )
 
 
 def _write_full(parameter: Tensor, new: Tensor | None, owner: int, group: dist.ProcessGroup | None) -> None:
@@ -162,8 +147,7 @@ def _write_full(parameter: Tensor, new: Tensor | None, owner: int, group: dist.P
     value = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
     if new is not None:
         value.copy_(new)
-    source = owner if group is None else dist.get_global_rank(group, owner)
-    dist.broadcast(value, source, group=group)
+    dist.broadcast(value, owner if group is None else dist.get_global_rank(group, owner), group=group)
     if isinstance(parameter, DTensor):
         value = distribute_tensor(value, parameter.device_mesh, parameter.placements, **_SILENTLY)
     parameter.copy_(value)

@@ -1,7 +1,6 @@
-"""The engine: treat every target matrix of a mapping of tensors, in stacks of one shape, and report what was done.
+"""The engine: treat every target matrix of a model, or of a mapping of tensors, and report what was done.
 
-The engine knows names and tensors only, so it works on a model, on a checkpoint file, and on the share of one rank.
-FIRE is its treatment `fire_core.projection.project`.
+Matrices of one shape are treated in stacks. FIRE is the treatment `fire_core.projection.project`.
 """
 
 from __future__ import annotations
@@ -10,19 +9,23 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
-from typing import Any, Literal, NamedTuple
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fire_core.errors import UserError
 from fire_core.measure.metrics import relative_squared_error
 from fire_core.report import Report, Row
-from fire_core.solvers.kernels import deviation_of_gram, smaller_gram
-from fire_core.solvers.polar import STACK_BYTES
-from fire_core.targets import Target, TargetTable, shorten
-from fire_core.targets.walk import tied_to
+from fire_core.solvers.polar import STACK_BYTES, deviations
+from fire_core.targets import Target, TargetTable, check_module, find_targets, list_targets, shorten
+from fire_core.targets.walk import identity, inside
+from fire_core.wrapped_models import is_sharded, replicas_in, unwrap_with
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Degenerate = Literal["raise", "skip"]
 
@@ -44,6 +47,51 @@ Treatment = Callable[[Tensor, list[Target]], Treated]
 """A function of a stack of matrices (count, out, in), float32 or float64, and their targets; it does not change them."""
 
 
+def treat_model(
+    model: nn.Module,
+    table: TargetTable,
+    treatment: Treatment,
+    *,
+    group: ProcessGroup | None = None,
+    **options: Any,
+) -> Report:
+    """Run `treatment` on every included target of `model`, in place, and return the report.
+
+    A model with DTensor parameters (FSDP2, tensor parallel) or with DistributedDataParallel in it is treated by all its
+    ranks together, and so is one with a process `group` given. Every rank calls this function, the ranks divide the
+    work, and all of them end with the same weights or the same error.
+
+    Args:
+        table: what `table_of` returns.
+        treatment: (stack (count, out, in) of matrices, their targets) -> `fire_core.engine.Treated`.
+        options: those of `fire_core.engine.treat_tensors`, with its errors; `action` is required.
+    """
+    parameters = dict(inside(model)[0].named_parameters())
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        replicas = replicas_in(model)
+        if replicas or group is not None or is_sharded(parameters):
+            from fire_core.distributed import share_out
+
+            group = replicas[0].process_group if replicas and group is None else group
+            return share_out(parameters, table, treatment, group=group, **options)
+    return treat_tensors(parameters, table, treatment, **options)
+
+
+def table_of(model: nn.Module, targets: Any, example: Any = None) -> TargetTable:
+    """Return the table of the module inside `model` under this rule, or the given table, with the names of that module."""
+    check_module(model)
+    inner, prefix = inside(model)
+    if prefix and isinstance(targets, list) and all(isinstance(target, Target) for target in targets):
+        names, keys = dict(inner.named_parameters()), ("name", "parameter", "module")
+        targets = type(targets)(
+            t
+            if t.parameter in names
+            else replace(t, **{key: getattr(t, key).removeprefix(prefix) for key in keys})
+            for t in targets
+        )
+    return targets if isinstance(targets, TargetTable) else find_targets(inner, targets, example=example)
+
+
 def treat_tensors(
     parameters: Mapping[str, Tensor],
     table: TargetTable,
@@ -58,8 +106,8 @@ def treat_tensors(
 ) -> Report:
     """Run `treatment` on all included targets, write the results in place, and return the report.
 
-    Targets of one shape, device and type are treated in stacks. All results are computed, measured, and checked (that they
-    are finite in the type of the weights) before the first is written. Until then the new matrices are kept beside the old.
+    All results are computed, measured, and checked (that they are finite in the type of the weights) before the first is
+    written. Until then the new matrices are kept beside the old.
 
     Args:
         parameters: name -> tensor of any floating type.
@@ -74,19 +122,18 @@ def treat_tensors(
         skipped = _degenerate(table.included, parameters, degenerate, min_norm)
         results: list[tuple[Target, Tensor]] = []
         figures: list[tuple[list[Target], dict[str, Tensor]]] = []
-        for group in _groups([t for t in table.included if t.name not in skipped], parameters):
-            old = _stack(group, parameters)
+        for group, old in _stacks([t for t in table.included if t.name not in skipped], parameters):
             treated = treatment(old, group)
             stored = treated.matrices.to(parameters[group[0].parameter].dtype)
             figures.append((group, _figures(group, old, stored.to(old.dtype), treated, initial)))
             results += zip(group, stored, strict=True)
         rows = rows_of(table, skipped, figures, action)
-        treated_rows = [row for row in rows if row.action == action]
-        if bad := [row.name for row in treated_rows if row.norm_after in (None, math.inf)]:
+        if bad := [row.name for row in rows if row.action == action and row.norm_after in (None, math.inf)]:
             raise UserError(f"NaN, infinite or overflowing values for {shorten(bad)}: nothing was written")
         for target, matrix in results if not dry_run else ():
             target.write(parameters, matrix)
-    changed = tied_to(parameters, set() if dry_run else {t.parameter for t, _ in results})
+    written = {identity(parameters[t.parameter]) for t, _ in results if not dry_run}
+    changed = {name for name, tensor in parameters.items() if identity(tensor) in written}  # with tied ones
     return Report(
         rows,
         changed,
@@ -98,28 +145,44 @@ def treat_tensors(
     )
 
 
-def measure_change(
-    report: Report,
-    before: Mapping[str, Tensor],
-    after: Mapping[str, Tensor],
-    table: TargetTable,
-    *,
-    action: str,
-    initial: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Add to an empty report the rows of a change made by other means, from the parameters before and after it.
+@contextmanager
+def observe(
+    model: nn.Module, *, action: str, method: str, initial: Mapping[str, Tensor] | None = None
+) -> Iterator[Report]:
+    """Yield an empty report, and fill it in when the `with` block ends: compare all parameters before and after it.
 
-    `Report.changed` then names every parameter that differs, biases and norm layers included.
+    `Report.changed` then names every parameter that differs, biases and norm layers included. A model without matrices is
+    reported without rows.
+
+    Args:
+        action, method: written into the rows and the report.
+        initial: starting weights by parameter name, for `Row.sfe_relative`.
+    Raises: UserError for a sharded model.
     """
+    model, initial = unwrap_with(model, initial)
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    if is_sharded(parameters):
+        raise UserError(
+            f"{method or action} changes whole parameters and cannot see them in a sharded model; fire, fire_exact, "
+            "interpolate, rescale, keep_norm and random_orthogonal can: use one of these, or change the weights before "
+            "fully_shard"
+        )
+    table, report = list_targets(model), Report(method=method)
+    table = table if table.included else TargetTable()
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    started = time.perf_counter()
+    yield report
+    report.seconds = time.perf_counter() - started
     with torch.no_grad():
-        report.changed |= {name for name, new in after.items() if not torch.equal(before[name], new)}
-        figures = []
-        for group in _groups([t for t in table.included if t.parameter in report.changed], after):
-            old, new = _stack(group, before), _stack(group, after)
-            figures.append((group, _figures(group, old, new, Treated(new), initial)))
-        same = {t.name: "not changed" for t in table.included}
-        report.rows.extend(rows_of(table, same, figures, action))
-    report.total = sum(p.numel() for p in after.values())
+        report.changed |= {name for name, p in parameters.items() if not torch.equal(before[name], p)}
+        changed = [t for t in table.included if t.parameter in report.changed]
+        figures = [
+            (group, _figures(group, matrices_of(group, before, new), new, Treated(new), initial))
+            for group, new in _stacks(changed, parameters)
+        ]
+    report.rows += rows_of(table, {t.name: "not changed" for t in table.included}, figures, action)
+    report.parameters = [p for name, p in parameters.items() if name in report.changed]
+    report.total = sum(p.numel() for p in parameters.values())
 
 
 def rows_of(
@@ -129,10 +192,10 @@ def rows_of(
     action: str,
 ) -> list[Row]:
     """Return one row per target: with its figures, or the reason why it was left alone (by default the table's)."""
-    alone = {t.name: "left out" if t.kind == "unclear" else "skipped" for t in table}
-    rows = {
-        t.name: Row(t.name, t.parameter, t.shape, alone[t.name], reasons.get(t.name, t.reason)) for t in table
-    }
+    rows = {}
+    for t in table:
+        alone = "left out" if t.kind == "unclear" else "skipped"
+        rows[t.name] = Row(t.name, t.parameter, t.shape, alone, reasons.get(t.name, t.reason))
     kinds: dict[str, Any] = {"iterations": int, "completed": bool}
     for group, columns in figures:
         values = torch.stack([column.double() for column in columns.values()], dim=1).tolist()
@@ -147,17 +210,13 @@ def rows_of(
 def _figures(
     group: list[Target], old: Tensor, new: Tensor, treated: Treated, initial: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
-    """Return the figures (count,) of a stack, by the names of the fields of `Row`.
-
-    old, new: (count, out, in), before and after; new is rounded to the type of the weights, `treated` is not.
-    """
-    gram, residual = smaller_gram(new), treated.residual
+    """Return the figures (count,) of a stack before and after, by the names of the fields of `Row`; `new` is rounded."""
+    dfi, residual = deviations(new, treated.scale), treated.residual
     if treated.scale is not None:
-        of_treated = gram if new is treated.matrices else smaller_gram(treated.matrices)
-        residual = deviation_of_gram(of_treated / treated.scale.square())
+        residual = (dfi if new is treated.matrices else deviations(treated.matrices, treated.scale))[1]
     columns = {
-        "dfi_before": deviation_of_gram(smaller_gram(old)),
-        "dfi_after": deviation_of_gram(gram),
+        "dfi_before": deviations(old)[0],
+        "dfi_after": dfi[0],
         "dfi_factor": residual,
         "sfe": (old - new).square().sum(dim=(-2, -1)),
         "norm_before": torch.linalg.matrix_norm(old),
@@ -166,39 +225,8 @@ def _figures(
         "completed": treated.completed,
     }
     if initial is not None and all(t.parameter in initial for t in group):
-        columns["sfe_relative"] = relative_squared_error(old, new, _stack(group, initial).to(old))
+        columns["sfe_relative"] = relative_squared_error(old, new, matrices_of(group, initial, old))
     return {name: column for name, column in columns.items() if column is not None}
-
-
-def _degenerate(
-    targets: list[Target], parameters: Mapping[str, Tensor], degenerate: Degenerate, min_norm: float
-) -> dict[str, str]:
-    """Return the names of degenerate targets with the reason to skip each.
-
-    Raises UserError for NaN and infinite weights, and for degenerate matrices where degenerate="raise".
-    """
-    # float64: squares of very small and very large weights stay in its range
-    groups = list(_groups(targets, parameters))
-    norms = [
-        torch.linalg.vector_norm(_stack(group, parameters), dim=(1, 2), dtype=torch.float64)
-        for group in groups
-    ]
-    values = torch.cat([norm.to(norms[0].device) for norm in norms]).tolist()
-    known = {t.name: norm for t, norm in zip(chain(*groups), values, strict=True)}
-    if bad := [name for name, norm in known.items() if not norm < math.inf]:
-        raise UserError(f"NaN or infinite values in {shorten(bad)}: nothing was changed; restore the weights")
-    small = {
-        name: f"norm {norm:.3g} is below min_norm={min_norm:g}" if norm else "all-zero matrix"
-        for name, norm in known.items()
-        if norm == 0.0 or norm < min_norm
-    }
-    if small and degenerate == "raise":
-        raise UserError(
-            f"{next(iter(small.values()))} in {shorten(list(small))}: such a matrix has no reliable nearest orthogonal "
-            "matrix, and nothing was changed; set degenerate to 'skip' to leave such matrices as they are, or exclude "
-            "them with targets"
-        )
-    return small
 
 
 def check_targets(
@@ -211,7 +239,7 @@ def check_targets(
         raise UserError(
             f"initial is a {type(initial).__name__}: give the starting weights by parameter name, as state_dict() does"
         )
-    for name in {t.parameter: None for t in targets}:
+    for name in dict.fromkeys(t.parameter for t in targets):
         if name not in parameters:
             raise UserError(f"this model has no parameter {name!r}: make the table with find_targets(model)")
         parameter = parameters[name]
@@ -230,29 +258,38 @@ def check_targets(
             )
 
 
-def _stack(group: list[Target], parameters: Mapping[str, Tensor]) -> Tensor:
-    """Return the matrices of a group, (count, out, in), float32 or float64.
+def _degenerate(
+    targets: list[Target], parameters: Mapping[str, Tensor], degenerate: Degenerate, min_norm: float
+) -> dict[str, str]:
+    """Return the names of degenerate targets with the reason to skip each, or raise UserError; always for NaN."""
+    names, norms = [], []
+    for group, stack in _stacks(targets, parameters):
+        names += [t.name for t in group]
+        # float64: squares of very small and very large weights stay in its range
+        norms.append(torch.linalg.vector_norm(stack, dim=(1, 2), dtype=torch.float64))
+    values = torch.cat([norm.to(norms[0].device) for norm in norms]).tolist()
+    known = dict(zip(names, values, strict=True))
+    if bad := [name for name, norm in known.items() if not norm < math.inf]:
+        raise UserError(f"NaN or infinite values in {shorten(bad)}: nothing was changed; restore the weights")
+    small = {
+        name: f"norm {norm:.3g} is below min_norm={min_norm:g}" if norm else "all-zero matrix"
+        for name, norm in known.items()
+        if norm == 0.0 or norm < min_norm
+    }
+    if small and degenerate == "raise":
+        raise UserError(
+            f"{next(iter(small.values()))} in {shorten(list(small))}: such a matrix has no reliable nearest orthogonal "
+            "matrix, and nothing was changed; set degenerate to 'skip' to leave such matrices as they are, or exclude "
+            "them with targets"
+        )
+    return small
 
-    Raises UserError if the shape of one is not that in the table.
+
+def _stacks(targets: list[Target], parameters: Mapping[str, Tensor]) -> Iterator[tuple[list[Target], Tensor]]:
+    """Yield targets of one shape, device and type with their matrices (count, out, in), float32 or float64.
+
+    A stack is at most twice that of a solver, or one matrix. Raises UserError for a shape that is not that in the table.
     """
-    matrices = []
-    for t in group:
-        try:
-            matrix = t.matrix(parameters)
-        except IndexError:
-            matrix = parameters[t.parameter]
-        if tuple(matrix.shape) != tuple(t.shape):
-            raise UserError(
-                f"target {t.name!r} is {tuple(t.shape)} in the table and {tuple(matrix.shape)} in the model: make the "
-                "table with find_targets(model)"
-            )
-        matrices.append(matrix)
-    stack = torch.stack(matrices)
-    return stack if stack.dtype == torch.float64 else stack.float()
-
-
-def _groups(targets: list[Target], parameters: Mapping[str, Tensor]) -> Iterator[list[Target]]:
-    """Yield groups of targets of one shape, device and type, of at most twice the stack of a solver, or a single matrix."""
     groups: dict[tuple[Any, ...], list[Target]] = defaultdict(list)
     for t in targets:
         p = parameters[t.parameter]
@@ -261,4 +298,20 @@ def _groups(targets: list[Target], parameters: Mapping[str, Tensor]) -> Iterator
         size = shape[0] * shape[1] * (8 if dtype == torch.float64 else 4)
         count = max(1, 2 * STACK_BYTES.get(device.type, STACK_BYTES["cpu"]) // size)
         for start in range(0, len(members), count):
-            yield members[start : start + count]
+            group, matrices = members[start : start + count], []
+            for t in group:
+                try:
+                    matrices.append(t.matrix(parameters))
+                except IndexError:
+                    matrices.append(parameters[t.parameter])
+                if tuple(matrices[-1].shape) != tuple(shape):
+                    raise UserError(
+                        f"target {t.name!r} is {tuple(shape)} in the table and {tuple(matrices[-1].shape)} in the model: "
+                        "make the table with find_targets(model)"
+                    )
+            yield group, torch.stack(matrices).to(torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+def matrices_of(group: list[Target], source: Mapping[str, Tensor], like: Tensor) -> Tensor:
+    """Return the matrices of a group in `source`, (count, out, in), of the type and on the device of `like`."""
+    return torch.stack([t.matrix(source) for t in group]).to(like)

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from fire_core.engine import Degenerate, Treated
+from fire_core.engine import Degenerate, Treated, matrices_of, table_of, treat_model
 from fire_core.errors import UserError, check_settings, did_you_mean
 from fire_core.report import Report
 from fire_core.solvers.polar import ITERATIONS, Normalize, Solver, check_matrices, check_solver, polar, solve
 from fire_core.targets import Target, shorten
 from fire_core.targets.walk import overlaps_itself
-from fire_core.wrapped_models import table_of, treat_model, unwrap_with
+from fire_core.wrapped_models import unwrap_with
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
 
 Scale = Literal["official", "none", "initial"]
 
@@ -34,20 +33,16 @@ class FireSettings:
     """All settings of `fire` except the choice of matrices. Wrong values raise UserError when the object is created.
 
     Args:
-        solver: "newton_schulz" is the published algorithm, `iterations` cubic steps. It is *not* a projection to a
-            tolerance: read `dfi_factor` in the report. "exact" is the orthogonal polar factor to `tolerance`, "quintic"
-            Muon's iteration, which is inexact by design.
+        solver: "newton_schulz" is the published algorithm, *not* a projection to a tolerance: read `dfi_factor` in the
+            report. "exact" is the orthogonal polar factor to `tolerance`, "quintic" Muon's iteration (see `polar`).
         iterations, normalize, tolerance: see `polar`. exact accepts the defaults of the first two only.
-        scale: the number by which the orthogonal factor is multiplied. "official" is sqrt(out / in), divided by the
-            number of taps for convolutions; "none" is 1; "initial" gives each matrix its Frobenius norm at
-            initialisation.
+        scale: of the orthogonal factor. "official" is sqrt(out / in), divided by the number of taps for convolutions;
+            "none" is 1; "initial" gives each matrix its Frobenius norm at initialisation.
         variance_factor: with scale="initial", the mean square of the result's entries as a multiple of that at
             initialisation; 1 is the initial norm itself.
         strength: the result is W + strength * (fire(W) - W); 1 is FIRE.
-        degenerate: what to do with zero matrices and those below `min_norm`. "raise" names them before anything is
-            changed; "skip" leaves them as they are, with the reason in the report. NaN and infinite weights always
-            raise.
-        min_norm: Frobenius norm below which a matrix counts as degenerate.
+        degenerate: what to do with matrices that are zero or have a Frobenius norm below `min_norm`. "raise" names them
+            before anything is changed; "skip" leaves them, with the reason in the report. NaN and infinity always raise.
     """
 
     solver: Solver = "newton_schulz"
@@ -73,30 +68,26 @@ class FireSettings:
     def of(cls, **settings: Any) -> FireSettings:
         """Return the settings given by name. Raises UserError for an unknown name, with the nearest known one."""
         known = [field.name for field in fields(cls)]
-        for name in settings:
-            if name not in known:
-                raise UserError(f"fire has no setting {name!r}{did_you_mean(name, [*known, 'targets'])}")
+        if unknown := [name for name in settings if name not in known]:
+            advice = did_you_mean(unknown[0], [*known, "targets"])
+            raise UserError(f"fire has no setting {unknown[0]!r}{advice}")
         return cls(**settings)
 
 
 def project(
     stack: Tensor, group: list[Target], settings: FireSettings, initial: Mapping[str, Tensor] | None = None
 ) -> Treated:
-    """Return FIRE's new values of a stack of matrices: the treatment of `fire`.
-
-    Raises UserError where scale="initial" has no starting weights, or zero ones.
-    """
+    """Return FIRE's new values of a stack; raise UserError where scale="initial" has no starting weights, or zero ones."""
     measured = settings.solver == "exact" or settings.strength < 1.0
     new, residual, iterations, completed = solve(
         stack, settings.solver, settings.iterations, settings.normalize, settings.tolerance, measured
     )
+    scale = torch.ones_like(stack[:, :1, :1])
     if settings.scale == "official":
         scale = official_scales(group, stack)
     elif settings.scale == "initial":
         goal = _initial_norms(group, stack, initial) * settings.variance_factor**0.5
         scale = goal / torch.linalg.matrix_norm(new, keepdim=True)
-    else:
-        scale = torch.ones_like(stack[:, :1, :1])
     new = new.mul_(scale)
     if settings.strength < 1.0:
         new = torch.lerp(stack, new, settings.strength)
@@ -115,9 +106,8 @@ def _initial_norms(group: list[Target], stack: Tensor, initial: Mapping[str, Ten
         raise UserError(
             f"scale='initial' needs the starting weights of {shorten(missing)}: give initial=, a copy of state_dict()"
         )
-    norms = torch.linalg.matrix_norm(torch.stack([t.matrix(known).to(stack) for t in group]), keepdim=True)
-    bad = [t.name for t, norm in zip(group, norms.flatten().tolist(), strict=True) if not 0 < norm < math.inf]
-    if bad:
+    norms = torch.linalg.matrix_norm(matrices_of(group, known, stack), keepdim=True)
+    if bad := [t.name for t, norm in zip(group, norms.flatten().tolist()) if not 0 < norm < math.inf]:
         raise UserError(
             f"scale='initial': the starting weights of {shorten(bad)} are zero or not finite, and nothing was changed; "
             "exclude these matrices with targets"
@@ -166,25 +156,15 @@ def fire(
     chosen = FireSettings(
         solver, iterations, normalize, scale, variance_factor, strength, degenerate, min_norm, tolerance
     )
-    _, initial = unwrap_with(model, initial)
-    return treat_model(
-        model,
-        table_of(model, targets, example),
-        partial(project, settings=chosen, initial=initial),
-        action="projected",
-        method="fire",
-        degenerate=degenerate,
-        min_norm=min_norm,
-        initial=initial,
-        dry_run=dry_run,
-        group=group,
-    )
+    if initial is not None:
+        _, initial = unwrap_with(model, initial)
+    table, treatment = table_of(model, targets, example), partial(project, settings=chosen, initial=initial)
+    options: Any = {"degenerate": degenerate, "min_norm": min_norm, "initial": initial, "dry_run": dry_run}
+    return treat_model(model, table, treatment, action="projected", method="fire", group=group, **options)
 
 
 def project_(weight: Tensor, *, solver: str = "exact", scale: float | None = None, **settings: Any) -> Tensor:
-    """Move one weight to the nearest orthogonal matrix, in place, and return it.
-
-    It is called as `torch.nn.init.orthogonal_` is, which draws a random orthogonal matrix instead.
+    """Move one weight to the nearest orthogonal matrix, in place, and return it, as `nn.init.orthogonal_` draws one.
 
     Args:
         weight: (out, in), or (out, in, kernel...) with each spatial tap as a matrix of its own.

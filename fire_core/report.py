@@ -88,10 +88,8 @@ class Report:
         rows = self.treated()
         result: dict[str, float] = {"targets": len(rows), "seconds": self.seconds}
         for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe", "sfe_relative"):
-            values = [v for row in rows if (v := getattr(row, key)) is not None]
-            if values:
-                result[f"{key}_mean"] = sum(values) / len(values)
-                result[f"{key}_max"] = max(values)
+            if values := [v for row in rows if (v := getattr(row, key)) is not None]:
+                result |= {f"{key}_mean": sum(values) / len(values), f"{key}_max": max(values)}
         return result
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,38 +104,27 @@ class Report:
         }
 
     def __str__(self) -> str:
-        rows = [
-            {
-                "target": row.name,
-                "shape": row.shape,
-                "DfI before": row.dfi_before,
-                "after": row.dfi_after,
-                "factor": row.dfi_factor,
-                "SFE": row.sfe,
-                "action": row.action if row.dfi_after is not None else f"{row.action}: {row.reason}",
-            }
-            for row in self.rows
-        ]
+        head, rows = ("target", "shape", "DfI before", "after", "factor", "SFE", "action"), []
+        for row in self.rows:
+            action = row.action if row.dfi_after is not None else f"{row.action}: {row.reason}"
+            cells = (row.name, row.shape, row.dfi_before, row.dfi_after, row.dfi_factor, row.sfe, action)
+            rows.append(dict(zip(head, cells)))
         done = "would change (dry run)" if self.dry_run else "changed"
         count = len(self.treated())
-        last = f"{self.method or 'report'}: {count} targets {done} in {self.seconds:.3f} s"
-        if self.share is not None:
-            last += f", {self.share:.1%} of {self.total:,} parameters"
+        share = "" if self.share is None else f", {self.share:.1%} of {self.total:,} parameters"
+        last = f"{self.method or 'report'}: {count} targets {done} in {self.seconds:.3f} s{share}"
         unclear = [row for row in self.rows if row.action == "left out"]
         return f"{columns(rows)}\n{last}{left_out(unclear, self.rows)}"
 
     @staticmethod
     def merge(reports: Mapping[str, Report], method: str) -> Report:
         """Return one report of several nets; names become `net.target` and `net.parameter`."""
-        return Report(
-            [
-                replace(row, name=f"{net}.{row.name}", parameter=f"{net}.{row.parameter}")
-                for net, report in reports.items()
-                for row in report.rows
-            ],
-            {f"{net}.{name}" for net, report in reports.items() for name in report.changed},
-            parameters=[parameter for report in reports.values() for parameter in report.parameters],
-            seconds=sum(report.seconds for report in reports.values()),
-            method=method,
-            total=sum(report.total for report in reports.values()),
-        )
+        merged = Report(method=method)
+        for net, report in reports.items():
+            for row in report.rows:
+                merged.rows.append(replace(row, name=f"{net}.{row.name}", parameter=f"{net}.{row.parameter}"))
+            merged.changed |= {f"{net}.{name}" for name in report.changed}
+            merged.parameters += report.parameters
+            merged.seconds += report.seconds
+            merged.total += report.total
+        return merged

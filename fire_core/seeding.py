@@ -1,5 +1,4 @@
-"""Seeds of random streams, each a pure function of (seed, purpose, position), so that a resumed run needs no state; and
-blocks that leave the random generators of a caller as they were."""
+"""Seeds of random streams, pure functions of (seed, purpose, position), and blocks that keep a caller's random state."""
 
 from __future__ import annotations
 

@@ -164,9 +164,9 @@ class TrialResult:
         rows = []
         for name, scores in self.scores.items():
             gains, ends = self.gains(name).mean(0), np.array(scores[: self.repeats]).mean(0)
-            low, high = gains[-1] - self.margin(name), gains[-1] + self.margin(name)
+            end, margin = gains[-1], self.margin(name)
             ahead = next((i for i in range(PARTS) if gains[-1 - i] <= 0), PARTS)  # of the last tenths
-            gain = "" if name == "none" else f"{gains[-1]:+.3g} [{low:.3g}, {high:.3g}]"
+            gain = "" if name == "none" else f"{end:+.3g} [{end - margin:.3g}, {end + margin:.3g}]"
             step = self.steps * (PARTS - ahead + 1) // PARTS if ahead else None
             row = (name, float(ends[0]), float(ends[-1]), gain, step, self.seconds[name])
             rows.append(dict(zip(COLUMNS, row)))
@@ -269,8 +269,8 @@ def _act_at_steps(treatment: Attached, several: bool) -> list[Any]:
                     parameter.grad = slope if parameter.grad is None else parameter.grad + slope
         treatment.before_step(*[net] if several else [])
 
-    both = treatment.optimizers.keys() & treatment.state.nets
-    return [treatment.optimizers[name].register_step_pre_hook(partial(act, name)) for name in both]
+    names = treatment.optimizers.keys() & treatment.state.nets
+    return [treatment.optimizers[name].register_step_pre_hook(partial(act, name)) for name in names]
 
 
 def _fetch(batches: Any, repeat: int, steps: int, seed: int) -> list[tuple[Any, bool]]:
@@ -296,5 +296,4 @@ def _generators(batches: Any) -> list[torch.Generator]:
     if not isinstance(batches, DataLoader):
         return []
     owners = (batches, batches.sampler, getattr(batches.batch_sampler, "sampler", None))
-    found = (getattr(owner, "generator", None) for owner in owners)
-    return [generator for generator in found if isinstance(generator, torch.Generator)]
+    return [g for owner in owners if isinstance(g := getattr(owner, "generator", None), torch.Generator)]

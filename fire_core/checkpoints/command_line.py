@@ -14,13 +14,14 @@ from fire_core.methods import available, moments, table
 from fire_core.projection import FireSettings
 from fire_core.targets import shorten
 
+# of `fire`, as options of `apply`: those that make sense for a file
 SETTINGS = ("solver", "iterations", "normalize", "scale", "strength", "degenerate", "min_norm", "tolerance")
-"""The settings of `fire` that make sense for a file, as options of `apply`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command of `fire-core`; return 0, or 130 after Ctrl-C. Bad input exits with 2."""
-    parser = _parser()
+    parser = argparse.ArgumentParser(prog="fire-core", description=__doc__)
+    _add_commands(parser)
     options, rest = parser.parse_known_args(arguments)
     if len(rest) == 1 and not rest[0].startswith("-") and getattr(options, "out", "") is None:
         options.out = rest.pop()  # argparse gives up an optional output where an option follows the input
@@ -60,22 +61,19 @@ def apply(options: argparse.Namespace) -> None:
     if copies := shorten(Likeness(checkpoint.tensors).places(checkpoint.content)):
         print(printable(f"left as they are, although they look like copies of these weights: {copies}"))
     if out is not None:
-        print(f"written to {printable(out)}")
-        print("optimizer state and averages of the old weights do not fit the new ones: start both anew")
+        advice = "optimizer state and averages of the old weights do not fit the new ones: start both anew"
+        print(f"written to {printable(out)}", advice, sep="\n")
 
 
 def methods(options: argparse.Namespace) -> None:
     """Print the name, summary, moments, source and proof of each method."""
+    for name, m in available().items() if not options.markdown else ():
+        print(f"{name}: {m.summary}\n    acts: {moments(m)}; proven by: {m.proven_by} [{m.source}]")
     if options.markdown:
         print(table())
-        return
-    for name, method in available().items():
-        print(f"{name}: {method.summary}")
-        print(f"    acts: {moments(method)}; proven by: {method.proven_by} [{method.source}]")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fire-core", description=__doc__)
+def _add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="command")
     look = commands.add_parser("inspect", help="which matrices are in or out, and the spectrum of each")
     change = commands.add_parser("apply", help="apply FIRE to a checkpoint and write a new file")
@@ -93,7 +91,6 @@ def _parser() -> argparse.ArgumentParser:
     listed = commands.add_parser("methods", help="list FIRE and the rival methods with their papers")
     listed.set_defaults(run=methods)
     listed.add_argument("--markdown", action="store_true", help="the table of docs/concepts/methods.md")
-    return parser
 
 
 def _show(done: int, total: int) -> None:

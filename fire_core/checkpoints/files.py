@@ -1,10 +1,8 @@
 """Weights on disk: one safetensors or torch file, or a Hugging Face folder, which is read but never written."""
 
 import json
-import os
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,21 +12,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fire_core.copies import weights_in
 from fire_core.errors import UserError, first_line
 from fire_core.files import load_torch, written_aside
 from fire_core.targets import shorten
 
 SAFE = ".safetensors"
-BIN = "pytorch_model.bin"
-SOURCES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    BIN,
-    f"{BIN}.index.json",
-)  # in transformers' order
+WHOLE = ("model.safetensors", "pytorch_model.bin")
+SOURCES = [f"{name}{end}" for name in WHOLE for end in ("", ".index.json")]  # in transformers' order
 MOST_LEVELS = 200  # of a name: modules are nested, and Python nests about a thousand calls
-# Lightning's weight averaging keeps the average in state_dict and resumes from current_model_state
-ENTRIES = "current_model_state model state_dict model_state_dict module network net nets".split()  # noqa: SIM905
 
 
 @dataclass
@@ -45,7 +37,7 @@ class Checkpoint:
     def check_output(self, target: Path) -> None:
         """Raise UserError if `save` cannot write to `target`, and make its folder."""
         suffix = SAFE if self.path.is_dir() else self.path.suffix
-        if os.path.lexists(target):
+        if target.exists() or target.is_symlink():
             raise UserError(f"{str(target)!r} exists and is not overwritten: name another output")
         if target.suffix != suffix:
             raise UserError(f"{str(target)!r} should end in {suffix!r}, the format of the output")
@@ -56,16 +48,16 @@ class Checkpoint:
         try:
             with written_aside(target) as aside:
                 if self.content is None:
-                    seen = Counter(t.data_ptr() for t in self.tensors.values())  # tied ones of a torch folder
-                    single = {n: t.clone() if seen[t.data_ptr()] > 1 else t for n, t in self.tensors.items()}
-                    save_file({n: t.contiguous() for n, t in single.items()}, aside, self.metadata)
+                    tied = Counter(t.data_ptr() for t in self.tensors.values())  # in a torch folder
+                    apart = {n: t.clone() if tied[t.data_ptr()] > 1 else t for n, t in self.tensors.items()}
+                    save_file({n: t.contiguous() for n, t in apart.items()}, aside, self.metadata)
                 else:
                     with aside.open("wb") as file:  # given a path, torch would write that name into the file
                         torch.save(self.content, file)
                 self.check_output(target)
         except (OSError, RuntimeError, SafetensorError) as error:  # torch reports a full disk as RuntimeError
-            reason = f"cannot be written, and nothing was left behind: {first_line(error)}"
-            raise UserError(f"{str(target)!r} {reason}") from error
+            why = f"cannot be written, and nothing was left behind: {first_line(error)}"
+            raise UserError(f"{str(target)!r} {why}") from error
 
 
 def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
@@ -92,9 +84,7 @@ def _open_folder(path: Path, key: str | None) -> Checkpoint:
         index = json.loads(source.read_text("utf-8"))["weight_map"] if source.suffix == ".json" else {}
         files = [path / file for file in sorted(set(index.values()))] or [source]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"{source} is not an index of shards ({first_line(error)}): fetch it again"
-        ) from error
+        raise UserError(f"{source} is not an index ({first_line(error)}): fetch it again") from error
     if missing := [file.name for file in files if file.parent != path or not file.is_file()]:
         raise UserError(f"{source} names {missing[:5]}, which are not files of the folder: fetch them first")
     shards = [_open_file(file, key) for file in files]
@@ -107,14 +97,14 @@ def _open_folder(path: Path, key: str | None) -> Checkpoint:
 def _open_file(path: Path, key: str | None) -> Checkpoint:
     if path.suffix != SAFE:
         content = load_torch(path)
-        found = Checkpoint(path, *_weights_in(content, key, path), content)
+        found = Checkpoint(path, *weights_in(content, key, path), content)
     elif key is not None:
         raise UserError(f"key {key!r} is for torch files, and {str(path)!r} is not one: leave it out")
     else:
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
-                names = file.keys()
-                found = Checkpoint(path, {n: file.get_tensor(n) for n in names}, metadata=file.metadata())
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                found = Checkpoint(path, tensors, metadata=file.metadata())
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read as safetensors: {error}") from error
     for name, tensor in found.tensors.items():
@@ -125,21 +115,3 @@ def _open_file(path: Path, key: str | None) -> Checkpoint:
         if tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided:
             raise UserError(f"{path}: {name[:40]!r} is sparse, nested or on the meta device: save it dense")
     return found
-
-
-def _weights_in(content: Any, key: str | None, path: Path) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors by name of the entry `key`, by default of the one that training resumes from, and its name."""
-    top = content if isinstance(content, Mapping) else {}
-    entries = [*((name, top[name]) for name in ENTRIES if name in top), ("", content)]
-    if "message_hub" in top and "ema_state_dict" in top:  # mmengine exchanges the average and the weights
-        entries.insert(0, ("ema_state_dict", top["ema_state_dict"]))
-    if key is not None:
-        for word in key.split("."):
-            content = content.get(word) if isinstance(content, Mapping) else None
-        entries = [(key, content)]
-    for name, entry in entries:
-        items = entry.items() if isinstance(entry, Mapping) else ()
-        if tensors := {n: t for n, t in items if isinstance(n, str) and isinstance(t, Tensor)}:
-            return tensors, name
-    holds = shorten([*map(str, top)]) or f"a {type(content).__name__}"
-    raise UserError(f"{path} contains no named tensors where they usually are; it holds {holds}: give --key")

@@ -5,6 +5,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +16,8 @@ from fire_core.errors import UserError, first_line
 from fire_core.targets import Target, TargetTable, choose, list_targets
 from fire_core.targets.skeleton import skeleton
 from fire_core.targets.walk import unwrapped
+
+OUT: Any = {"kind": "unclear", "included": False}
 
 
 def targets_of(
@@ -34,22 +37,22 @@ def targets_of(
     copies, rows = followers_among(tensors), list_targets(skeleton(tensors))
     outside = sorted({t.parameter for t in rows if not t.included or t.parameter in copies})
     for i, target in enumerate(rows):
-        weight, reason = tensors[target.parameter], ""
+        weight = tensors[target.parameter]
         if target.parameter in copies:
-            reason = f"looks like a copy of {copies[target.parameter]}"
+            rows[i] = replace(target, **OUT, reason=f"looks like a copy of {copies[target.parameter]}")
         elif target.included and model is None:
             alike = (n for n in outside if tensors[n].shape == weight.shape)
             if twin := next((n for n in alike if torch.equal(tensors[n], weight)), ""):
                 reason = f"equals {twin}, which stays out: they may be tied, which --model tells"
-        rows[i] = _out(target, reason) if reason else target
+                rows[i] = replace(target, **OUT, reason=reason)
     listed = rows
     if model is not None or checkpoint.config is not None:
         described = _described(checkpoint, model)
         source, listed = model or f"config.json ({type(described).__name__})", list_targets(described)
         known = _in_file(described, listed, checkpoint, copies)
-        named = {name for target in known for name in target.aliases}
-        others = [target for target in rows if target.parameter not in named]
-        rows = TargetTable([*known, *(_out(t, f"not in {source}") if t.included else t for t in others)])
+        named, lacks = {name for t in known for name in t.aliases}, OUT | {"reason": f"not in {source}"}
+        others = (replace(t, **lacks) if t.included else t for t in rows if t.parameter not in named)
+        rows = TargetTable([*known, *others])
     rows.head_known = any(target.role == "head" for target in listed)
     source = f"targets from {source}{f', entry {checkpoint.entry!r}' if checkpoint.entry else ''}"
     return choose(rows, targets, f"{checkpoint.path} ({source})"), source
@@ -82,11 +85,8 @@ def _described(checkpoint: Checkpoint, model: str | None) -> nn.Module:
         with torch.device("meta"):
             return architecture(config)
     except Exception as error:
-        why = f"{type(error).__name__}: {first_line(error)}"
-        advice = (
-            "give package.module:callable that needs no arguments" if model else "name the model with --model"
-        )
-        raise UserError(f"{model or checkpoint.config} cannot be used ({why}): {advice}") from error
+        why = f"{model or checkpoint.config} cannot be used ({type(error).__name__}: {first_line(error)})"
+        raise UserError(f"{why}: give --model package.module:callable that needs no arguments") from error
     finally:
         if sys.modules.get("torchvision", True) is None:
             del sys.modules["torchvision"]
@@ -102,23 +102,20 @@ def _in_file(
     """
     tensors = {unwrapped(name): name for name in checkpoint.tensors}
     before: dict[str, set[str]] = defaultdict(set)  # end of a name -> what may stand before it
-    found: dict[str, list[Target]] = defaultdict(list)  # by what stands before them
     for name in tensors:
         for end in ends(name):
             before[end].add(name.removesuffix(end))
+    found: dict[str, list[Target]] = defaultdict(list)  # by what stands before them
+    inner = f"{getattr(model, 'base_model_prefix', '')}."
     for target in listed:
-        shape = model.get_parameter(target.parameter).shape
-        inner = f"{getattr(model, 'base_model_prefix', '')}."
-        names = [target.parameter, *target.aliases]
+        shape, names = model.get_parameter(target.parameter).shape, [target.parameter, *target.aliases]
         names += [name.removeprefix(inner) for name in names]
+        also = [name for name in names if name not in checkpoint.tensors]  # for patterns
         for prefix in {start for name in names for start in before.get(name, ())}:
             here = [tensors[prefix + name] for name in names if prefix + name in tensors]
             if here := [name for name in here if checkpoint.tensors[name].shape == shape]:
-                also = [name for name in names if name not in checkpoint.tensors]  # for patterns
-                aliases = (*here, *also)
-                found[prefix].append(
-                    replace(target, name=prefix + target.name, parameter=here[0], aliases=aliases)
-                )
+                named: Any = {"name": prefix + target.name, "parameter": here[0], "aliases": (*here, *also)}
+                found[prefix].append(replace(target, **named))
     if not found:
         raise UserError(f"{type(model).__name__} has no weight of {checkpoint.path}: name its own model")
     most = max(map(len, found.values()))
@@ -126,7 +123,3 @@ def _in_file(
     tables = [table for table in tables if table[0].parameter not in copies] or tables
     # with and without the name of the inner model, the same parameters may fit
     return [target for table in {table[0].parameter: table for table in tables}.values() for target in table]
-
-
-def _out(target: Target, reason: str) -> Target:
-    return replace(target, kind="unclear", included=False, reason=reason)

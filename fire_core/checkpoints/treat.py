@@ -39,7 +39,7 @@ def treat_file(
     chosen, tensors, done = FireSettings.of(**settings), checkpoint.tensors, 0
     if output is not None:
         checkpoint.check_output(Path(output))
-    # of weights that the model ties, {name of another copy in the file: name of the target's parameter}
+    # of weights that the model ties: name of another copy in the file -> name of the target's parameter
     copies = {n: t.parameter for t in table.included for n in t.aliases if n in tensors and n != t.parameter}
     for copy, name in copies.items():
         if not torch.equal(tensors[copy], tensors[name]):
@@ -52,11 +52,7 @@ def treat_file(
         progress(done)
         return treated
 
-    checks: dict[str, Any] = {
-        "degenerate": chosen.degenerate,
-        "min_norm": chosen.min_norm,
-        "dry_run": output is None,
-    }
+    checks: Any = {"degenerate": chosen.degenerate, "min_norm": chosen.min_norm, "dry_run": output is None}
     report = treat_tensors(tensors, table, treatment, action="projected", method="fire", **checks)
     if output is not None:
         for copy, name in copies.items():
@@ -72,13 +68,10 @@ def spectra(checkpoint: Checkpoint, table: TargetTable) -> Iterator[dict[str, ob
     Its keys are name, shape (out, in), and floats of the matrix as stored: norm (Frobenius), largest, median (the lower
     of two) and smallest singular value, condition, effective_rank and dfi. All are NaN for NaN or infinite weights.
     """
-    names = ("norm", "largest", "median", "smallest", "condition", "effective_rank", "dfi")
     for target in table.included:
         matrix = target.matrix(checkpoint.tensors).detach().double()
-        figures = [nan] * len(names)
-        if bool(matrix.isfinite().all()):
-            s = torch.linalg.svdvals(matrix)
-            condition, dfi = s[0] / s[-1] if s[-1] > 0 else inf, (s.square() - 1).square().sum()
-            spectrum = s.norm(), s[0], s.median(), s[-1], condition, effective_rank(s), dfi
-            figures = [float(figure) for figure in spectrum]
-        yield {"name": target.name, "shape": target.shape, **dict(zip(names, figures))}
+        s = torch.linalg.svdvals(matrix) if matrix.isfinite().all() else matrix.flatten() * nan
+        figures = {"norm": s.norm(), "largest": s[0], "median": s.median(), "smallest": s[-1]}
+        figures["condition"] = s[0] / s[-1] if s[-1] != 0 else torch.tensor(inf)
+        figures |= {"effective_rank": effective_rank(s), "dfi": (s.square() - 1).square().sum()}
+        yield {"name": target.name, "shape": target.shape, **{key: f.item() for key, f in figures.items()}}

@@ -1,18 +1,14 @@
-"""FIRE as a Lightning callback.
-
-The trigger is called after every optimizer step without metrics, after every validation with the metrics it logged, and
-at the end of every training epoch with the metrics of training and `epoch`. Lightning's checkpoints hold its state.
-"""
+"""FIRE as a Lightning callback; docs/how-to/lightning.md says when the trigger is called, and with which metrics."""
 
 from typing import Any
 
 from lightning.pytorch import Callback
-from lightning.pytorch.trainer.states import TrainerFn
 
 from fire_core.integrations.triggered import TriggeredFire
 
 
 class FireCallback(TriggeredFire, Callback):
+    state_key = ""  # one of each callback, instead of Lightning's
     _validated: frozenset[str] = frozenset()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -22,30 +18,26 @@ class FireCallback(TriggeredFire, Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
         if trainer.global_step != self._last_step:  # gradient accumulation: batches without an optimizer step
             self._last_step = trainer.global_step
-            self._look(trainer, pl_module, {})
+            self._look(trainer, {})
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._before = dict(trainer.callback_metrics)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        if not trainer.sanity_checking and trainer.state.fn == TrainerFn.FITTING:
+        if not trainer.sanity_checking and trainer.state.fn == "fit":
             now = trainer.callback_metrics  # keeps old values: those of this validation are new tensors
             fresh = {name: value for name, value in now.items() if value is not self._before.get(name)}
             self._validated |= fresh.keys()
-            self._look(trainer, pl_module, fresh)
+            self._look(trainer, fresh)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         logged = {n: v for n, v in trainer.callback_metrics.items() if n not in self._validated}
-        self._look(trainer, pl_module, {**logged, "epoch": trainer.current_epoch})
+        self._look(trainer, {**logged, "epoch": trainer.current_epoch})
 
-    def _look(self, trainer: Any, module: Any, metrics: dict[str, Any]) -> None:
-        summary = self.look(trainer.global_step, metrics, module, trainer.optimizers)
+    def _look(self, trainer: Any, metrics: dict[str, Any]) -> None:
+        summary = self.look(trainer.global_step, metrics, trainer.optimizers)
         for logger in trainer.loggers if summary else ():
             logger.log_metrics(summary, trainer.global_step)
-
-    @property
-    def state_key(self) -> str:
-        return self.key
 
     def state_dict(self) -> dict[str, Any]:
         return self.trigger.state_dict()

@@ -1,8 +1,4 @@
-"""FIRE as a callback of transformers' Trainer.
-
-The trigger is called after every optimizer step without metrics, and after every evaluation with its metrics
-("eval_loss"). The trainer's own state (trainer_state.json) holds its state.
-"""
+"""FIRE as a callback of transformers' Trainer, whose own state (trainer_state.json) holds that of the trigger."""
 
 import gc
 from typing import Any
@@ -22,29 +18,27 @@ class FireCallback(TriggeredFire, TrainerCallback):
         lists = [holder for holder in gc.get_referrers(self) if isinstance(holder, list)]
         others = [item for holder in lists for item in holder if isinstance(item, TrainerCallback)]
         self.begin(state.global_step, kwargs["model"], others)
-        saved = state.stateful_callbacks.pop(self.key, None)
+        saved = state.stateful_callbacks.pop(self.state_key, None)
         if (saved is None) != (state.global_step == 0):
             raise UserError(
-                f"the trainer's state does not fit {self.key}: resume from a run with this callback, and give each of "
-                "several callbacks its own name"
+                f"the trainer's state does not fit {self.state_key}: resume from a run with it; name several ones apart"
             )
-        if saved is None:
-            state.stateful_callbacks[self.key] = self.trigger.state_dict()
-        else:
+        if saved is not None:
             self.trigger.load_state_dict(saved)
+        state.stateful_callbacks[self.state_key] = self.trigger.state_dict()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._training = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._look(state, {}, kwargs)
+        self._look(state, {}, kwargs["optimizer"])
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._training:  # trainer.evaluate() on its own must not change the model
-            self._look(state, kwargs["metrics"], kwargs)
+            self._look(state, kwargs["metrics"], kwargs["optimizer"])
 
-    def _look(self, state: Any, metrics: dict[str, Any], given: dict[str, Any]) -> None:
-        if summary := self.look(state.global_step, metrics, given["model"], [given["optimizer"]]):
+    def _look(self, state: Any, metrics: dict[str, Any], optimizer: Any) -> None:
+        if summary := self.look(state.global_step, metrics, [optimizer]):
             state.log_history.append({**summary, "step": state.global_step})
         # the trainer's own way of storing it confuses two callbacks of one class
-        state.stateful_callbacks[self.key] = self.trigger.state_dict()
+        state.stateful_callbacks[self.state_key] = self.trigger.state_dict()

@@ -1,20 +1,16 @@
 """What the callbacks of all frameworks share: when training begins, and what is done at a firing."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.optim import Optimizer
+from torch import Tensor, nn
 
+from fire_core import FireSettings, Report, UserError, find_targets, fire, reset_optimizer_state
 from fire_core.copies import Likeness
-from fire_core.errors import UserError
-from fire_core.optim_state import check_policy, reset_optimizer_state
-from fire_core.projection import FireSettings, fire
-from fire_core.report import Report
-from fire_core.targets import find_targets
+from fire_core.optim_state import check_policy
 from fire_core.triggers import Trigger
 from fire_core.wrapped_models import unwrap
 
@@ -22,9 +18,8 @@ from fire_core.wrapped_models import unwrap
 class TriggeredFire:
     """Applies `fire` to the model whenever `trigger` fires, and appends (global step, Report) to `reports`.
 
-    Averages of the weights in other callbacks start anew from the new weights, if they count their updates as torch's
-    `AveragedModel` does. Wrong settings raise UserError at once; wrong targets, and other copies of the weights in other
-    callbacks, when training begins.
+    Averages of the weights in other callbacks start anew then, if they count their updates as torch's `AveragedModel`
+    does. Wrong settings raise UserError at once, wrong targets and other copies of the weights when training begins.
 
     Args:
         optimizer_state: "clear_changed", "clear" or "keep", as in `reset_optimizer_state`.
@@ -43,58 +38,52 @@ class TriggeredFire:
         **settings: Any,
     ) -> None:
         FireSettings.of(**{key: value for key, value in settings.items() if key != "targets"})
-        if settings.get("scale") == "initial":
-            raise UserError(
-                "scale='initial' needs starting weights, which callbacks lack: call fire() yourself"
-            )
         check_policy(optimizer_state)
+        if settings.get("scale") == "initial":
+            raise UserError("scale='initial' needs starting weights, so it is not for callbacks: call fire()")
         self.trigger, self.optimizer_state, self.settings = trigger, optimizer_state, settings
-        self.keep_copies, self.key = keep_copies, f"FireCallback {name!r}"
+        self.keep_copies, self.state_key = keep_copies, f"FireCallback {name!r}"
         self.reports: list[tuple[int, Report]] = []
         self._start = copy.deepcopy(trigger.state_dict())
 
     def begin(self, step: int, model: nn.Module, others: Iterable[Any]) -> None:
         """Check the targets and the other callbacks; a trigger that has seen another training starts over at step 0."""
         find_targets(model, self.settings.get("targets", "all"))
-        self._others = tuple(others)  # the search for averages takes lists alone
-        self._averages(model)
+        self._model, self._others = model, tuple(others)
+        tuple(self._averages())
         if step == 0:
             self.trigger.load_state_dict(copy.deepcopy(self._start))
 
-    def look(
-        self, step: int, metrics: Mapping[str, Any], model: nn.Module, optimizers: list[Optimizer]
-    ) -> dict[str, float]:
+    def look(self, step: int, metrics: Mapping[str, Any], optimizers: list[Any]) -> dict[str, float]:
         """Ask the trigger, and act if it fires; return the summary of the report then. Of several ranks, 0 decides."""
-        single = {n: v for n, v in metrics.items() if not isinstance(v, torch.Tensor) or v.numel() == 1}
-        observed = {n: float(v) for n, v in single.items() if isinstance(v, int | float | torch.Tensor)}
+        scalars = {n: v for n, v in metrics.items() if not isinstance(v, Tensor) or v.numel() == 1}
+        observed = {n: float(v) for n, v in scalars.items() if isinstance(v, int | float | Tensor)}
         due, group = self.trigger(step, observed), None
         if dist.is_available() and dist.is_initialized():
-            decision = torch.tensor(due, dtype=torch.uint8, device=next(model.parameters()).device)
+            decision = torch.tensor(due, dtype=torch.uint8, device=next(self._model.parameters()).device)
             dist.broadcast(decision, 0)
             due, group = bool(decision), dist.group.WORLD if dist.get_world_size() > 1 else None
         if not due:
             return {}
-        averages = self._averages(model)
-        report = fire(model, group=group, **self.settings)
+        averages = tuple(self._averages())
+        report = fire(self._model, group=group, **self.settings)
         reset_optimizer_state(optimizers, self.optimizer_state, report)
         for average, updates in averages:
-            average.load_state_dict(unwrap(model).state_dict())
+            average.load_state_dict(unwrap(self._model).state_dict())
             if updates is not None:
                 updates.zero_()
         self.reports.append((step, report))
         return {f"fire/{name}": value for name, value in report.summary().items()}
 
-    def _averages(self, model: nn.Module) -> list[tuple[nn.Module, torch.Tensor | None]]:
-        """Return the averages of the model in other callbacks, each with the number of its updates so far."""
-        found, names = [], unwrap(model).state_dict().keys()
-        for path, owner, value in Likeness(dict(unwrap(model).named_parameters())).attributes(self._others):
-            average = value.module if hasattr(value, "n_averaged") else value
-            counting = next((holder for holder in (value, owner) if hasattr(holder, "n_averaged")), None)
-            if counting and isinstance(average, nn.Module) and average.state_dict().keys() == names:
-                found.append((average, counting.n_averaged))
+    def _averages(self) -> Iterator[tuple[nn.Module, Tensor | None]]:
+        """Yield the averages of the model in other callbacks, each with the number of its updates so far."""
+        own = unwrap(self._model)
+        for path, owner, value in Likeness(dict(own.named_parameters())).attributes(self._others):
+            twin = value.module if hasattr(value, "n_averaged") else value
+            counts = [each.n_averaged for each in (value, owner) if hasattr(each, "n_averaged")]
+            if counts and isinstance(twin, nn.Module) and twin.state_dict().keys() == own.state_dict().keys():
+                yield twin, counts[0]
             elif not self.keep_copies:
                 raise UserError(
-                    f"{path} holds a copy of the weights, which FIRE does not change: remove that callback, or give "
-                    "keep_copies=True and start the copy anew yourself after each firing"
+                    f"{path} holds a copy of the weights: remove that callback, or give keep_copies=True and start it anew"
                 )
-        return found

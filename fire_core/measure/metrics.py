@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError
-from fire_core.solvers.kernels import deviation_of_gram, smaller_gram
+from fire_core.solvers.polar import deviations
 
 
 def _float(x: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def deviation_from_isometry(matrix: Tensor) -> Tensor:
         matrix: (..., m, n).
     Returns: (...), without unit; 0 only for semi-orthogonal matrices.
     """
-    return deviation_of_gram(smaller_gram(_float(matrix)))
+    return deviations(_float(matrix))[0]
 
 
 def relative_squared_error(before: Tensor, after: Tensor, initial: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.engine import Treated, Treatment
+from fire_core.engine import Treated, Treatment, table_of, treat_model
 from fire_core.methods.fire import Projection
 from fire_core.methods.method import register
 from fire_core.projection import FireSettings, official_scales
@@ -19,7 +19,6 @@ from fire_core.seeding import derive
 from fire_core.solvers.polar import polar
 from fire_core.state import State
 from fire_core.targets import Target
-from fire_core.wrapped_models import table_of, treat_model
 
 ITERATIONS, NORMALIZE = FireSettings.iterations, FireSettings.normalize
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from fire_core.engine import observe, table_of
 from fire_core.errors import UserError, check_settings
 from fire_core.methods._units import inputs_of
 from fire_core.methods.method import TEXT, Method, register
@@ -15,7 +16,7 @@ from fire_core.passes import call, undisturbed
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import TargetTable
-from fire_core.wrapped_models import average_over_ranks, observe, table_of, unwrap
+from fire_core.wrapped_models import average_over_ranks, unwrap
 
 Batches = Iterable[tuple[Any, Any]]  # (inputs, targets)
 Loss = Callable[[Any, Any], Tensor]  # (output, targets) -> scalar

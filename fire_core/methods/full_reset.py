@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fire_core.engine import observe
 from fire_core.methods.method import FIXTURE, Method, register, start_of
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import match_parameters
-from fire_core.wrapped_models import observe, unwrap, unwrap_with
+from fire_core.wrapped_models import unwrap, unwrap_with
 
 
 def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:

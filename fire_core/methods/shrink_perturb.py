@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fire_core.engine import observe
 from fire_core.errors import check_settings
 from fire_core.methods.fire import combine
 from fire_core.methods.full_reset import reset_layers
@@ -13,7 +14,7 @@ from fire_core.methods.method import FIXTURE, Method, register, start_of
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import match_parameters
-from fire_core.wrapped_models import observe, unwrap
+from fire_core.wrapped_models import unwrap
 
 
 def shrink_perturb(

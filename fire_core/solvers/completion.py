@@ -1,4 +1,4 @@
-"""Polar factors by SVD in float64, with a deterministic rule for matrices that have lost rank.
+"""The deterministic rule for the polar factor of a matrix that has lost rank.
 
 A matrix W that has lost rank has more than one nearest matrix with orthonormal columns: every isometry between its
 two null spaces gives one, and all are equally near. The rule takes the one that is nearest to the rectangular
@@ -10,25 +10,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-
-def polar_by_svd(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the polar factors of tall, finite, non-zero `matrices` (b, m, n) by SVD in float64.
-
-    Singular values up to the machine epsilon of the type of `matrices`, times the largest, count as lost.
-    Returns the factors (b, m, n) in the type of `matrices` and a mask (b,) of those whose rank was completed.
-    """
-    threshold = torch.finfo(matrices.dtype).eps
-    factors, completed = [], []
-    for matrix in matrices:
-        left, singular, right = torch.linalg.svd(matrix.double(), full_matrices=False)
-        rank = int((singular > threshold * singular[0]).sum())
-        factor = left[:, :rank] @ right[:rank]
-        completed.append(rank < matrix.shape[1])
-        if completed[-1]:
-            factor = complete(left[:, :rank], right[:rank].mT)
-        factors.append(factor.to(matrices.dtype))
-    return torch.stack(factors), torch.tensor(completed, device=matrices.device)
 
 
 def complete(left: Tensor, right: Tensor) -> Tensor:

@@ -1,41 +1,27 @@
 """The solver `exact`: nearest matrix with orthonormal columns, on batches of tall matrices.
 
-On a CPU the iteration is rational: two steps bring to about 1 every singular value that is above 3e-3 of a bound on
-the largest (`spectral_bound`, which is 3 times too large for Gaussian matrices of 768 columns). On a GPU, where
-triangular solves are slow and products cheap, the iteration is polynomial. Matrices that are clearly taller than wide
-are first reduced to a triangle by a Cholesky factor of X^T X. Three steps follow:
+On a CPU the iteration is rational: two steps bring to about 1 every singular value above 3e-3 of a bound on the largest,
+which is 3 times too large for Gaussian matrices of 768 columns. On a GPU, where triangular solves are slow and products
+cheap, it is polynomial. Matrices that are clearly taller than wide are first reduced to a triangle, by a Cholesky factor of
+X^T X. Where more than a few singular values are unfinished, the iteration continues. The last few are set to 1 directly
+(`_deflate`), which also shows whether rank is lost. Matrices above the tolerance go to the SVD in float64, which completes
+lost rank, and so do all that are given in float64.
 
-1. Where more than a few singular values are unfinished, the iteration continues.
-2. The last few are set to 1 directly (`_deflate`), which also shows whether rank is lost.
-3. The residual is measured. Matrices above the tolerance go to the SVD in float64, which completes lost rank
-   (`fire_core.solvers.completion`).
-
-The SVD is needed where sigma_min is below about 1.4e-7 sigma_max, or where more than an eighth of the singular values
-are below about 2e-5 sigma_max. On a CPU it costs six times the published 10 iterations, more with completion. Without
-it the result would depend on rounding errors. Matrices that are given in float64 always go there.
+The SVD is needed where sigma_min is below about 1.4e-7 sigma_max, or where more than an eighth of the singular values are
+below about 2e-5 sigma_max. On a CPU it costs six times the published 10 iterations. Without it, rounding would decide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fire_core.solvers.completion import polar_by_svd
-from fire_core.solvers.kernels import (
-    cholesky_in_blocks,
-    frobenius_of_lower,
-    lower_gram,
-    mirror,
-    polynomial_steps,
-    quintic_step,
-    rational_steps,
-    residual,
-    solve_right,
-)
+from fire_core.solvers import kernels
+from fire_core.solvers.completion import complete
+from fire_core.solvers.polar import Polar, polynomial_steps, residual
 from fire_core.solvers.schedules import CUBIC, Step, finishing_quintic, quintic_schedule, rational_step
 
 TALL = 1.5
@@ -57,26 +43,6 @@ FURTHER_POLYNOMIAL = quintic_schedule(5e-2, 1e-2)
 TRIANGLE_RATIONAL = (rational_step(0.04), rational_step(0.73, centred=True))  # above 0.04; a cubic follows
 
 
-class Polar(NamedTuple):
-    """Result of `polar`; the leading dimensions `...` are those of the input."""
-
-    factor: Tensor
-    """(..., m, n), float32 (float64 for float64 input)."""
-    residual: Tensor
-    """(...), `||Q^T Q - I||_F^2` of the factor on its smaller side (FIRE, Eq. 2)."""
-    iterations: Tensor
-    """(...), int64, matrix iterations spent on each matrix."""
-    completed: Tensor
-    """(...), bool, true where lost rank was completed by the deterministic rule."""
-
-    def put(self, index: Tensor | slice, other: Polar) -> None:
-        """Replace the entries at `index` by those of `other`; numbers of steps are added."""
-        self.factor[index] = other.factor
-        self.residual[index] = other.residual
-        self.iterations[index] += other.iterations
-        self.completed[index] = other.completed
-
-
 def solve_exact(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
     """Compute the polar factors of tall, finite, non-zero `matrices` (b, m, n) with residual at most `tolerance`.
 
@@ -84,7 +50,7 @@ def solve_exact(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
     matrices to the SVD. `rational` selects rational instead of polynomial steps for float32: True on a CPU.
     """
     if matrices.dtype == torch.float64:
-        return _by_svd(matrices)
+        return polar_by_svd(matrices)
     if matrices.shape[1] < TALL * matrices.shape[2]:
         return _square(matrices, tolerance, rational)
     result = _tall_pass(matrices, rational)
@@ -99,13 +65,16 @@ def _repair(result: Polar, wanted: Tensor, solver: Callable[[Tensor], Polar]) ->
     """Replace the matrices that the mask `wanted` (b,) selects by the result of `solver` for their indices."""
     index = wanted.nonzero().flatten()
     if len(index):
-        result.put(index, solver(index))
+        better = solver(index)
+        better.iterations.add_(result.iterations[index])
+        for whole, part in zip(result, better, strict=True):
+            whole[index] = part
 
 
-def solved(factor: Tensor, iterations: int, residual: Tensor, completed: Tensor | None = None) -> Polar:
-    """Return the result of factors (b, m, n) after so many steps."""
+def _solved(factor: Tensor, iterations: int, square: Tensor | None = None) -> Polar:
+    """Return the result of factors (b, m, n) of full rank after so many steps; `square` is workspace."""
     count = torch.full((len(factor),), iterations, dtype=torch.int64, device=factor.device)
-    return Polar(factor, residual, count, count < 0 if completed is None else completed)
+    return Polar(factor, residual(factor, square), count, count < 0)
 
 
 def _square(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
@@ -121,10 +90,10 @@ def _square(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
     count = torch.full((len(work),), 1, dtype=torch.int64, device=work.device)  # the finishing step
     twice = torch.zeros_like(count, dtype=torch.bool)
     if rational:
-        far_below = rational_steps(work, (LIFT,), spare, square, normalize=True)
+        far_below = kernels.rational_steps(work, (LIFT,), spare, square, normalize=True)
         twice = far_below > columns / 5
         _steps_at(twice, work, (LIFT,), spare, square)
-        rational_steps(work, (SETTLE,), spare, square, normalize=False)
+        kernels.rational_steps(work, (SETTLE,), spare, square, normalize=False)
         count += 2 + twice.long()
     else:
         work.copy_(polynomial_steps(work / spectral_bound(work), SQUARE_POLYNOMIAL))
@@ -155,17 +124,18 @@ def _square(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
     if bool((unfinished > UNFINISHED * columns).any()):
         smallest = torch.minimum(smallest, _deflate(work, square, room, matrices, suspect))
     lost = smallest < SINGLE_MARGIN
-    factor = quintic_step(work, FINISH, spare, square) if rational else polynomial_steps(work, (FINISH,))
+    factor = (
+        kernels.quintic_step(work, FINISH, spare, square) if rational else polynomial_steps(work, (FINISH,))
+    )
     result = Polar(factor, residual(factor, square), count, torch.zeros_like(lost))
     del work, spare, square, factor  # free their memory for the repairs
 
     def one_more_step(index: Tensor) -> Polar:
-        factor = polynomial_steps(result.factor[index], (CUBIC,))
-        return solved(factor, 1, residual(factor))
+        return _solved(polynomial_steps(result.factor[index], (CUBIC,)), 1)
 
     for _ in range(4):
         _repair(result, (result.residual > tolerance) & (result.residual < 1) & ~lost, one_more_step)
-    _repair(result, lost | ~(result.residual <= tolerance), lambda index: _by_svd(matrices[index]))
+    _repair(result, lost | ~(result.residual <= tolerance), lambda index: polar_by_svd(matrices[index]))
     return result
 
 
@@ -179,7 +149,7 @@ def _steps_at(wanted: Tensor, work: Tensor, steps: tuple[Step, ...], spare: Tens
     index = wanted.nonzero().flatten()
     if len(index):
         rest = _at(work, index)
-        rational_steps(rest, steps, spare[: len(index)], square[: len(index)], normalize=False)
+        kernels.rational_steps(rest, steps, spare[: len(index)], square[: len(index)], normalize=False)
         if rest is not work:
             work[index] = rest
 
@@ -196,7 +166,7 @@ def _deflate(work: Tensor, away: Tensor, room: int, matrices: Tensor, suspect: T
     of `work` is below `suspect` (b,), and infinity elsewhere. The ratio is computed from Q^T W V in float64, because
     the float32 steps lose it, and is accurate to 5 %. It is 0 where Q itself consists of rounding errors.
     """
-    mirror(away)
+    kernels.mirror(away)
     basis = _probes(away.shape[2], room).to(away).expand(len(away), -1, -1)
     for _ in range(3):
         basis = torch.linalg.qr(torch.bmm(away, torch.bmm(away, basis))).Q
@@ -226,9 +196,8 @@ def _deflate(work: Tensor, away: Tensor, room: int, matrices: Tensor, suspect: T
 @lru_cache
 def _probes(columns: int, count: int) -> Tensor:
     """Return fixed Gaussian directions (columns, count)."""
-    return torch.randn(
-        columns, count, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu"
-    )
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(columns, count, generator=draw, dtype=torch.float32, device="cpu")
 
 
 def _largest(matrices: Tensor) -> Tensor:
@@ -241,9 +210,8 @@ def _largest(matrices: Tensor) -> Tensor:
 
 def _smallest_of_triangles(triangles: Tensor) -> Tensor:
     """Estimate the smallest singular values (b,) of upper triangles by inverse iteration; NaN or 0 where singular."""
-    block = (
-        _probes(triangles.shape[2], min(8, triangles.shape[2])).to(triangles).expand(len(triangles), -1, -1)
-    )
+    block = _probes(triangles.shape[2], min(8, triangles.shape[2])).to(triangles)
+    block = block.expand(len(triangles), -1, -1)
     for _ in range(3):
         block = torch.linalg.solve_triangular(triangles.mT, torch.linalg.qr(block).Q, upper=False)
         block = torch.linalg.solve_triangular(triangles, block, upper=True)
@@ -258,24 +226,23 @@ def _tall_pass(matrices: Tensor, rational: bool) -> Polar | None:
     is far from orthogonal, or NaN.
     """
     gram = matrices.new_empty(len(matrices), matrices.shape[2], matrices.shape[2])
-    inverses = cholesky_in_blocks(lower_gram(matrices, gram))
+    inverses = kernels.cholesky_in_blocks(kernels.lower_gram(matrices, gram))
     diagonal = gram.diagonal(
         dim1=-2, dim2=-1
-    )  # sigma_min is at most its smallest entry, sigma_max at least its largest
+    )  # sigma_min is at most its smallest, sigma_max at least its largest
     if not bool((diagonal.amin(dim=1) > 0.02 * diagonal.amax(dim=1)).any()):
         return None
     triangle = gram.tril()
     if rational:
         spare, square = torch.empty_like(gram), torch.empty_like(gram)
-        rational_steps(triangle, TRIANGLE_RATIONAL, spare, square, normalize=True)
+        kernels.rational_steps(triangle, TRIANGLE_RATIONAL, spare, square, normalize=True)
         steps: tuple[Step, ...] = (CUBIC,)
     else:
         triangle /= spectral_bound(triangle)
         steps = (*quintic_schedule(0.04, 1e-2), CUBIC)
     triangle = polynomial_steps(triangle, steps)
-    factor = torch.bmm(matrices, solve_right(triangle, gram, inverses).mT)
-    count = len(steps) + (len(TRIANGLE_RATIONAL) if rational else 0)
-    return solved(factor, count, residual(factor, gram))
+    factor = torch.bmm(matrices, kernels.solve_right(triangle, gram, inverses).mT)
+    return _solved(factor, len(steps) + (len(TRIANGLE_RATIONAL) if rational else 0), gram)
 
 
 def _by_triangle(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
@@ -292,16 +259,28 @@ def _by_triangle(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
     result = Polar(factor, residual(factor), inner.iterations, torch.zeros_like(inner.completed))
     # completion needs the whole matrix: the factor nearest to the identity does not follow from the triangle
     unsure = inner.completed | ~(result.residual <= tolerance)
-    _repair(result, unsure, lambda index: _by_svd(matrices[index]))
+    _repair(result, unsure, lambda index: polar_by_svd(matrices[index]))
     return result
 
 
-def _by_svd(matrices: Tensor) -> Polar:
-    factor, completed = polar_by_svd(matrices)
-    return solved(factor, 0, residual(factor), completed)
+def polar_by_svd(matrices: Tensor) -> Polar:
+    """Solve tall, finite, non-zero matrices by SVD in float64, which completes lost rank.
+
+    Singular values up to the machine epsilon of the type of `matrices`, times the largest, count as lost.
+    """
+    factors, completed = [], []
+    for matrix in matrices:
+        left, singular, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+        rank = int((singular > torch.finfo(matrix.dtype).eps * singular[0]).sum())
+        completed.append(rank < len(right))
+        factor = complete(left[:, :rank], right[:rank].mT) if completed[-1] else left @ right
+        factors.append(factor.to(matrices.dtype))
+    return _solved(torch.stack(factors), 0)._replace(
+        completed=torch.tensor(completed, device=matrices.device)
+    )
 
 
 def spectral_bound(matrices: Tensor) -> Tensor:
     """Return an upper bound (b, 1, 1) on the spectral norms of `matrices` (b, m, n): 1.002 ||X^T X||_F^(1/2)."""
     gram = matrices.new_empty(len(matrices), matrices.shape[2], matrices.shape[2])
-    return 1.002 * frobenius_of_lower(lower_gram(matrices, gram)).sqrt()
+    return 1.002 * kernels.frobenius_of_lower(kernels.lower_gram(matrices, gram)).sqrt()

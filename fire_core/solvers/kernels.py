@@ -1,16 +1,12 @@
-"""Matrix iterations with fixed steps on batches of tall matrices X (b, m, n), m >= n, and the precision of their products.
+"""Symmetric products, Cholesky factors and triangular solves of batches of tall matrices (b, m, n), on a CPU in blocks.
 
-`polynomial_steps` consists of matrix products and compiles with torch.compile(fullgraph=True).
-`rational_steps` works in place, on a CPU in blocks. One triangle of a symmetric product, a Cholesky factor and a
-triangular solve each need at most half the operations of a product, which the library calls for them do not achieve on
-small matrices.
+Each needs at most half the operations of a product, which the library calls for them do not achieve on small matrices.
+`rational_steps` and `quintic_step` are iterations that consist of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,22 +17,6 @@ SMALL = 384
 """Columns up to which blocks are of 32 columns, and above which of 64."""
 ROWS_OF_A_SUM = 2**12
 """Rows that one float32 sum of a residual adds up."""
-
-
-def polynomial_steps(matrices: Tensor, steps: Iterable[Step]) -> Tensor:
-    """Apply x -> a x + b x^3 + c x^5 to the singular values of `matrices`, for each (a, b, c) in turn.
-
-    Singular values must be at most 1 (below sqrt(3) for the cubic). Returns (b, m, n); the input is not changed. Extra
-    memory: two tensors of the size of the input and two (b, n, n).
-    """
-    for a, b, c in steps:
-        gram = torch.bmm(matrices.mT, matrices)
-        if c == 0.0:
-            matrices = torch.baddbmm(matrices, matrices, gram, beta=a, alpha=b)
-        else:
-            update = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-            matrices = torch.baddbmm(matrices, matrices, update, beta=a)
-    return matrices
 
 
 def rational_steps(
@@ -101,31 +81,6 @@ def mirror(lower: Tensor) -> Tensor:
     for start, stop in _blocks(lower):
         lower[:, :start, start:stop] = lower[:, start:stop, :start].mT
     return lower
-
-
-def residual(factors: Tensor, square: Tensor | None = None) -> Tensor:
-    """Return ||Q^T Q - I||_F^2 (b,) of `factors` (b, m, n); `square` (b, n, n) is optional workspace."""
-    _, rows, columns = factors.shape
-    if square is None:
-        # A small product is faster as a whole than its triangle in blocks.
-        if columns <= SMALL and rows <= ROWS_OF_A_SUM:
-            return deviation_of_gram(torch.bmm(factors.mT, factors))
-        square = factors.new_empty(len(factors), columns, columns)
-    lower_gram(factors, square).diagonal(dim1=-2, dim2=-1).sub_(1.0)
-    return frobenius_of_lower(square).square_().flatten()
-
-
-def smaller_gram(matrices: Tensor) -> Tensor:
-    """Return W^T W of matrices (..., m, n) if m >= n, else W W^T, in full precision."""
-    with full_precision(matrices.device):
-        wide = matrices.shape[-2] < matrices.shape[-1]
-        return matrices @ matrices.mT if wide else matrices.mT @ matrices
-
-
-def deviation_of_gram(gram: Tensor) -> Tensor:
-    """Return `||G - I||_F^2` (...) of Gram matrices (..., n, n), whose diagonals are overwritten."""
-    gram.diagonal(dim1=-2, dim2=-1).sub_(1.0)
-    return gram.square().sum(dim=(-2, -1))
 
 
 def cholesky_in_blocks(lower: Tensor) -> list[Tensor]:
@@ -198,33 +153,3 @@ def _blocks(matrices: Tensor) -> Iterator[tuple[int, int]]:
     block = size if not works_in_blocks(matrices.device) else 32 if size <= SMALL else 64
     for start in range(0, size, block):
         yield start, min(start + block, size)
-
-
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Compute float32 products in IEEE float32, with TF32 and autocast off.
-
-    The caller's settings are restored at the end, also after an error. They are global to the process, so another
-    thread sees the changed settings while the block runs.
-    """
-    try:
-        older = torch.get_float32_matmul_precision()
-    except RuntimeError:  # the program has set the newer switches alone
-        older = "highest"
-    newer = [backend.fp32_precision for backend in _backends]
-    torch.set_float32_matmul_precision("highest")  # sets the switches of both generations, which must agree
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(older)
-        for backend, precision in zip(_backends, newer, strict=True):
-            backend.fp32_precision = precision
-
-
-# From torch 2.9 on, CUDA and the CPU have switches of their own. The older switch sets these, too.
-_backends: list[Any] = [
-    backend.matmul
-    for backend in (torch.backends.cuda, torch.backends.mkldnn)
-    if hasattr(getattr(backend, "matmul", None), "fp32_precision")
-]

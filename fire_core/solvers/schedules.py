@@ -1,13 +1,10 @@
 """Coefficients of the iterations that compute the polar factor, as functions of one singular value x.
 
-There are three kinds of step. Each is odd in x, so it changes singular values and keeps singular vectors:
-
-* cubic, x (a + b x^2): Newton-Schulz, (1.5, -0.5), FIRE section 3;
-* quintic, x (a + b x^2 + c x^4), composed minimax polynomials: Polar Express (Amsel et al. 2025);
-* rational, x (a + b x^2) / (1 + c x^2): dynamically weighted Halley (Nakatsukasa, Bai, Gygi 2010).
-
-A rational step needs a Cholesky factor and two triangular solves, hardly more operations than the three products of a
-quintic. It multiplies the smallest singular value by 120 where a quintic multiplies by 4 to 8.
+Each step is odd in x, so it changes singular values and keeps singular vectors:
+cubic, x (a + b x^2): Newton-Schulz, (1.5, -0.5), FIRE section 3;
+quintic, x (a + b x^2 + c x^4), composed minimax polynomials: Polar Express (Amsel et al. 2025);
+rational, x (a + b x^2) / (1 + c x^2): dynamically weighted Halley (Nakatsukasa, Bai, Gygi 2010). It costs hardly more than
+the three products of a quintic, and multiplies the smallest singular value by 120 where a quintic multiplies by 4 to 8.
 """
 
 from __future__ import annotations
@@ -78,8 +75,8 @@ def quintic_schedule(lower: float, tolerance: float, margin: float = 1.002) -> t
         # the step was computed for another lower end: rescale the image around 1
         image = polynomial_value(np.linspace(low, high, 20001), step)
         centre = (image.min() + image.max()) / 2
-        step = (float(step[0] / centre), float(step[1] / centre), float(step[2] / centre))
-        steps.append(step)
+        a, b, c = (float(each / centre) for each in step)
+        steps.append((a, b, c))
         low, high = image.min() / centre, image.max() / centre
         if max(high - 1, 1 - low) <= tolerance:
             return tuple(steps)

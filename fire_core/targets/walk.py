@@ -185,6 +185,17 @@ def _targets(place: Place, layout: Layout) -> Iterator[Target]:
         )
 
 
+def inside(model: nn.Module) -> tuple[nn.Module, str]:
+    """Return the module inside the wrappers around `model`, and what they put before the names of its parameters."""
+    prefix = ""
+    while True:
+        name = "module" if isinstance(model, nn.parallel.DistributedDataParallel) else "_orig_mod"
+        inner = getattr(model, name, None)
+        if not isinstance(inner, nn.Module):
+            return model, prefix
+        model, prefix = inner, f"{prefix}{name}."
+
+
 def _heads(model: nn.Module, modules: dict[str, nn.Module], traced: Traced | None) -> set[str] | None:
     """Return the paths of the output layers, or None where they are not known.
 
@@ -248,12 +259,6 @@ def identity(parameter: Tensor) -> object:
     if _reach(parameter) == 0:
         return id(parameter)
     return (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.device)
-
-
-def tied_to(tensors: Mapping[str, Tensor], changed: set[str]) -> set[str]:
-    """Return the names of `changed`, and of all tensors over the same memory with the same shape and strides."""
-    keys = {identity(tensors[name]) for name in changed}
-    return {name for name, tensor in tensors.items() if identity(tensor) in keys}
 
 
 def refuse_overlaps(tensors: Mapping[str, Tensor]) -> None:

@@ -17,8 +17,19 @@ FLOORS = {
     "benchmarks": {"fire_core", "harness", "vision", "language", "rl", "analysis"},
 }
 RINGS = (  # of fire_core, the inner ones first; all else is the outer one
-    {"columns", "errors", "files", "passes", "seeding", "solvers", "targets", "measure", "units"},
-    {"engine", "report", "optim_state", "triggers", "state"},
+    {
+        "columns",
+        "errors",
+        "files",
+        "passes",
+        "seeding",
+        "solvers",
+        "targets",
+        "measure",
+        "units",
+        "wrapped_models",
+    },
+    {"engine", "distributed", "report", "optim_state", "triggers", "state"},
 )
 
 

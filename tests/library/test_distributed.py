@@ -14,11 +14,10 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fire_core import State, UserError, find_targets, fire, reset_optimizer_state
-from fire_core.engine import Treated
+from fire_core.engine import Treated, observe, treat_model
 from fire_core.methods import create
 from fire_core.methods.controls import random_orthogonal
 from fire_core.methods.dash import dash
-from fire_core.wrapped_models import observe, treat_model
 
 EXACT = {"solver": "exact"}
 SOLVERS = ({"iterations": 5}, EXACT, EXACT | {"strength": 0.5}, EXACT | {"scale": "initial"})

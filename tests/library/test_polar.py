@@ -22,8 +22,8 @@ from fire_core.solvers import exact as polar_exact
 from fire_core.solvers import kernels
 from fire_core.solvers.completion import complete
 from fire_core.solvers.exact import solve_exact
-from fire_core.solvers.kernels import cholesky_in_blocks, polynomial_steps, quintic_step, rational_steps
-from fire_core.solvers.polar import STACK_BYTES, polar
+from fire_core.solvers.kernels import cholesky_in_blocks, quintic_step, rational_steps
+from fire_core.solvers.polar import STACK_BYTES, full_precision, polar, polynomial_steps
 from fire_core.solvers.schedules import (
     CUBIC,
     polynomial_value,
@@ -287,7 +287,7 @@ def test_global_precision_settings_change_no_bit_and_are_put_back(solver: str) -
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             factor = polar(matrices, solver).factor
-        with pytest.raises(ZeroDivisionError), kernels.full_precision(torch.device("cpu")):
+        with pytest.raises(ZeroDivisionError), full_precision(torch.device("cpu")):
             assert not torch.backends.cuda.matmul.allow_tf32  # reading it raises where the switches disagree
             _ = 1 / 0
         assert torch.get_float32_matmul_precision() == "medium" and torch.backends.cuda.matmul.allow_tf32

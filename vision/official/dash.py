@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from fire_core.engine import observe
 from fire_core.methods.dash import Dash, biases_beside, coming, descent, shrink, shrink_factor
 from fire_core.methods.method import register
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import find_targets
-from fire_core.wrapped_models import observe
 
 
 @register
