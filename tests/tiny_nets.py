@@ -10,6 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+
+from fire_core import State, snapshot
+from fire_core.attach import Attached
 
 METHODS = Path(__file__).parent / "official" / "methods"
 
@@ -28,6 +33,30 @@ def linear(values: list, bias: list | None = None) -> nn.Linear:
     if bias is not None:
         layer.bias.data = torch.tensor(bias)
     return layer
+
+
+def state_of(
+    net: nn.Module,
+    optimizer: Optimizer | None = None,
+    batch: Any = None,
+    loss: Any = cross_entropy,
+    phase: int = 1,
+) -> State:
+    """What a method sees of a net that starts here, with one batch (inputs, targets) of data to come."""
+    optimizers = {"net": optimizer} if optimizer is not None else {}
+    state = State({"net": net}, optimizers, initial=snapshot({"net": net}), loss=loss, phase=phase)
+    state.generator = torch.Generator().manual_seed(0)
+    state.batches = (lambda: iter([batch])) if batch is not None else None
+    return state
+
+
+def train_step(treatment: Attached, loss: Any) -> None:
+    """One step of a loop with a method; `loss` is of the net as it is."""
+    treatment.optimizer.zero_grad()
+    (loss + treatment.penalty()).backward()
+    treatment.before_step()
+    treatment.optimizer.step()
+    treatment.after_step()
 
 
 class Net(nn.Module):

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 import vision.official  # noqa: F401 (registers the official variants)
 from fire_core import attach
 from fire_core.methods import Method, available, create, variants
-from tests.tiny_nets import hooks
+from tests.polar_cases import gaussian
+from tests.tiny_nets import hooks, train_step
 from vision.models import build
 
 NETS = {
@@ -56,12 +57,9 @@ class Training:
 
     def __init__(self, case="none", net="vgg16", dtype=torch.float32, first_phase=0, **settings):
         torch.manual_seed(0)
-        shape = NETS[net]
-        self.net = build(net, classes=5, channels=3, **shape).to(dtype)
-        g = torch.Generator().manual_seed(5)
-        inputs = torch.randn(16, 3, shape["image_size"], shape["image_size"], generator=g).to(dtype)
-        labels = torch.randint(5, (16,), generator=g)
-        self.data = [(inputs[:8], labels[:8]), (inputs[8:], labels[8:])]
+        self.net = build(net, classes=5, channels=3, **NETS[net]).to(dtype)
+        inputs = gaussian(2, 8, 3, *[NETS[net]["image_size"]] * 2, seed=5).to(dtype)
+        self.data = list(zip(inputs, torch.arange(16).view(2, 8) * 3 % 5))
         name, usual = CASES[case]
         method = create(name, first_phase=first_phase, **{**usual, **settings})
         adam = torch.optim.Adam(self.net.parameters(), lr=1e-3)
@@ -69,8 +67,7 @@ class Training:
         batches.test_inputs = lambda count: self.data[0][0]
         given = {"loss": cross_entropy, "batches": batches, "optimizer_state": "clear_changed"}
         self.treatment = attach(method, self.net, adam, **given)
-        self.loading = False
-        self.steps, self.tested = 0, []
+        self.loading, self.steps, self.tested = False, 0, []
 
     def batches(self):
         assert not self.loading  # the data are not there yet when a checkpoint is loaded
@@ -79,12 +76,7 @@ class Training:
     def train(self, steps):
         for _ in range(steps):
             inputs, labels = self.data[self.steps % 2]
-            loss = cross_entropy(self.net(inputs), labels) + self.treatment.penalty()
-            self.treatment.optimizer.zero_grad()
-            loss.backward()
-            self.treatment.before_step()
-            self.treatment.optimizer.step()
-            self.treatment.after_step()
+            train_step(self.treatment, cross_entropy(self.net(inputs), labels))
             self.steps += 1
             if self.steps % 2 == 0:
                 self.treatment.after_pass()
@@ -92,12 +84,9 @@ class Training:
                     self.tested.append(self.weights())
         return self
 
-    def boundary(self, phase=1):
-        return self.treatment.boundary(phase)
-
     def all_phases(self):
-        self.train(2).boundary()
-        self.train(3).boundary(2)
+        self.train(2).treatment.boundary(1)
+        self.train(3).treatment.boundary(2)
         return self.train(3)
 
     def weights(self):
@@ -139,13 +128,13 @@ def test_runs_in_every_model_keeps_parameter_identity_and_reports_what_changed(c
     placed = hooks(run.net)
     run.train(2)
     before, weights = {n: p.detach().clone() for n, p in run.net.named_parameters()}, run.weights()
-    report = run.boundary()
+    report = run.treatment.boundary(1)
     assert torch.equal(weights, run.weights()) == (not report.changed)
     changed = {f"net.{n}" for n, p in run.net.named_parameters() if not torch.equal(p, before[n])}
     assert changed <= report.changed
     assert {row.parameter for row in report.treated()} <= {f"net.{n}" for n in before}
     assert all(row.dfi_after is not None or row.reason for row in report.rows)
-    run.train(3).boundary(2)
+    run.train(3).treatment.boundary(2)
     assert run.train(3).weights().isfinite().all()
     assert identity == {n: (id(p), p.data_ptr(), p.shape, p.dtype) for n, p in run.net.named_parameters()}
     if hasattr(run.treatment.method, "close"):
@@ -172,11 +161,11 @@ def test_does_nothing_before_its_first_phase(case, plain):
 def test_turned_off_it_changes_nothing(case, plain):
     """All calls, the same cost, and every bit is that of a run without a method."""
     cls = type(create(CASES[case][0], **CASES[case][1]))
-    if cls.off is None:
-        # An optimizer, a structure or all weights are replaced or not, and the threshold of the other one is its own.
-        assert (
-            cls.changes_optimizer or cls.changes_structure or case in ("full_reset", "clear", "snr official")
-        ), case
+    if (
+        cls.off is None
+    ):  # an optimizer, a structure or all weights are replaced or not; the last has a threshold of its own
+        replaces = cls.changes_optimizer or cls.changes_structure
+        assert replaces or case in ("full_reset", "clear", "snr official"), case
         return
     assert same(Training(case, **cls.off).all_phases().everything(), plain)
 
@@ -190,12 +179,12 @@ def test_resumes_and_needs_every_key_of_its_state(case, tmp_path):
         torch.save(whole.save(), tmp_path / f"{whole.steps}.pt")
         saves.append(torch.load(tmp_path / f"{whole.steps}.pt", weights_only=True))
         if whole.steps == 1:
-            whole.train(1).boundary()
+            whole.train(1).treatment.boundary(1)
 
     def finished(run):
         if run.steps == 1:
-            run.train(1).boundary()
-        run.train(11 - run.steps).boundary(2)
+            run.train(1).treatment.boundary(1)
+        run.train(11 - run.steps).treatment.boundary(2)
         return run.train(2).everything()
 
     wanted = finished(whole)

@@ -4,16 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core import State, UserError, attach, snapshot
+from fire_core import UserError, attach
 from fire_core.methods import available, create
 from fire_core.methods.fire import Projection
-from tests.tiny_nets import untouched
+from tests.tiny_nets import state_of, untouched
 
 
 def small_state():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    state = State({"net": net}, initial=snapshot({"net": net}), generator=torch.Generator().manual_seed(0))
+    state = state_of(net)
     with torch.no_grad():
         for p in net.parameters():
             p.add_(1.0)
@@ -59,8 +59,7 @@ PROJECTIONS = [name for name, cls in available().items() if issubclass(cls, Proj
 @pytest.mark.parametrize("name", PROJECTIONS)
 def test_min_norm_leaves_small_matrices_alone_and_is_told(name):
     net, state = small_state()
-    with torch.no_grad():
-        net[2].weight.mul_(1e-5)
+    net[2].weight.data.mul_(1e-5)
     with untouched(net[2]):
         report = create(name, min_norm=1e-2).boundary(state)
     (reason,) = (row.reason for row in report.rows if row.name == "net.2.weight")
@@ -106,10 +105,8 @@ def test_controls_share_with_fire_what_they_say():
 
 
 def test_random_orthogonal_has_the_spectrum_of_fire_exact_and_no_memory():
-    net, state = small_state()
-    twin, twin_state = small_state()
-    with torch.no_grad():
-        twin[0].weight.mul_(-3.0)
+    (net, state), (twin, twin_state) = small_state(), small_state()
+    twin[0].weight.data.mul_(-3.0)
     report = create("random_orthogonal").boundary(state)
     create("random_orthogonal").boundary(twin_state)
     assert torch.equal(net[0].weight, twin[0].weight)
