@@ -175,9 +175,8 @@ def test_turned_off_it_changes_nothing(case, plain):
 @pytest.mark.parametrize("case", CASES)
 def test_resumes_and_needs_every_key_of_its_state(case, tmp_path):
     """Saved after the first step, and in the middle of the second phase."""
-    make = partial(
-        Training, case, "vgg16" if case == "snr official" else "tiny"
-    )  # has silent units throughout
+    net = "vgg16" if case == "snr official" else "tiny"  # a deep net has units that are silent all the time
+    make = partial(Training, case, net)
     whole, saves = make(), []
     for steps in (1, 4):
         whole.train(steps)
