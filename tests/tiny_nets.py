@@ -19,11 +19,19 @@ from fire_core.attach import Attached
 METHODS = Path(__file__).parent / "official" / "methods"
 
 
+def read_arrays(path: Path) -> dict[str, Tensor]:
+    with np.load(path) as arrays:
+        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+
+
+def beginning(prefix: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays whose names begin so, by the rest of their names."""
+    return {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
+
+
 def load(method: str) -> tuple[dict[str, Tensor], dict]:
     """Arrays and settings recorded for one method."""
-    with np.load(METHODS / f"{method}.npz") as arrays:
-        tensors = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
-    return tensors, json.loads((METHODS / f"{method}.json").read_text())
+    return read_arrays(METHODS / f"{method}.npz"), json.loads((METHODS / f"{method}.json").read_text())
 
 
 def linear(values: list, bias: list | None = None) -> nn.Linear:
