@@ -54,7 +54,7 @@ def test_equals_the_published_formula(name):
     torch.manual_seed(0)
     net = build(name, **SHAPES | NARROWER[name])
     layers = {n: m for n, m in net.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
-    assert_fired(net, {f"{n}.weight": paper_layer(layer, 5) for n, layer in layers.items()}, 5)
+    assert_fired(net, {f"{n}.weight": paper_layer(layer, 10) for n, layer in layers.items()}, 10)
 
 
 def test_a_gpt_is_treated_matrix_by_matrix():
