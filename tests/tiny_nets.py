@@ -90,6 +90,14 @@ def untouched(*nets: nn.Module) -> Iterator[None]:
             assert torch.equal(value, values[name]), name
 
 
+def replica(net: nn.Module) -> nn.Module:
+    """The net in DistributedDataParallel, without the several processes that it needs."""
+    wrapper = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(wrapper)
+    wrapper.module = net
+    return wrapper
+
+
 def hooks(net: nn.Module) -> int:
     """How many hooks of the forward pass its modules have."""
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())

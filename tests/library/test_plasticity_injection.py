@@ -10,7 +10,7 @@ from fire_core import UserError, attach
 from fire_core.methods import create
 from fire_core.methods.plasticity_injection import inject
 from fire_core.state import snapshot
-from tests.tiny_nets import Net, state_of
+from tests.tiny_nets import Net, replica, state_of
 
 
 def head():
@@ -43,11 +43,8 @@ def test_a_tied_head_leaves_the_embedding_in_training():
 
 def test_a_compiled_net_is_injected_as_a_bare_one_and_a_replica_is_refused():
     _, net, _ = trained_state()
-    replica = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
-    nn.Module.__init__(replica)  # without the several processes that it needs
-    replica.module = net
     with pytest.raises(UserError, match="wrap the net afterwards"):
-        inject(replica, net.state_dict())
+        inject(replica(net), net.state_dict())
     report = inject(torch.compile(net), net.state_dict())
     assert report.changed == {f"head.new.{name}" for name, _ in net.head.new.named_parameters()}
 

@@ -248,6 +248,7 @@ REPEATED = nn.ModuleDict({"blocks": nn.ModuleList(nn.Sequential(nn.Linear(4, 4))
 NOTHING = [  # model, rule, and what the error says
     (mixed(), "", "empty"),
     (mixed(), "heat", "nearest: head"),
+    (mixed(), "depthwise", "which is out: depthwise"),
     (mixed(), "all,-nosuch.*", "'nosuch.*'"),
     (mixed(), lambda target: False, "no matrix"),
     (mixed(), ["head", 0], r"targets=\['head', 0\]: 0 is not a rule"),

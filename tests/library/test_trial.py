@@ -22,6 +22,7 @@ from fire_core import TrialResult, UserError, attach, trial
 from fire_core.methods import create
 from fire_core.seeding import derive, seeded
 from fire_core.trial import METHODS, student_t
+from tests.tiny_nets import replica, train_step
 
 INPUTS = torch.randn(48, 6, generator=torch.Generator().manual_seed(1))
 LABELS = torch.randint(4, (48,), generator=torch.Generator().manual_seed(2))
@@ -123,13 +124,10 @@ def test_data_loader_is_read_in_another_order_in_each_repeat_only_if_it_is_shuff
         assert (scores[0] != scores[1]) == shuffled
 
 
-# ---------------------------------------------------------------------------------------------------- what a branch is
 SOON = {"redo": {"every_steps": 3}, "cbp": {"replacement_rate": 0.2, "maturity": 1}}
 
 
-@pytest.mark.parametrize(
-    "name", ["adamo", "cbp", "dash", "fire", "hare_tortoise", "l2_init", "muon", "redo", "rewarm"]
-)
+@pytest.mark.parametrize("name", "adamo cbp dash fire hare_tortoise l2_init muon redo rewarm".split())  # noqa: SIM905
 def test_branch_is_the_loop_of_attach(name):
     """All calls are made: penalty, before_step, after_step, after_pass, and evaluation with the method's weights."""
     method = create(name, **SOON.get(name, {}))
@@ -142,11 +140,7 @@ def test_branch_is_the_loop_of_attach(name):
         treatment.boundary(1)
     with seeded(chance):
         for number, (inputs, labels) in enumerate([*DATA, *DATA], 1):
-            treatment.optimizer.zero_grad()
-            (cross_entropy(net(inputs), labels) + treatment.penalty()).backward()
-            treatment.before_step()
-            treatment.optimizer.step()
-            treatment.after_step()
+            train_step(treatment, cross_entropy(net(inputs), labels))
             if number % 6 == 0:
                 treatment.after_pass()
     with treatment.evaluating():
@@ -182,7 +176,6 @@ def test_several_networks_with_a_follower():
     assert "training loss, lower is better" in str(result)
 
 
-# ---------------------------------------------------------------------------------------------------- errors, Ctrl-C
 def no_step(*_):
     raise AssertionError("trained before the arguments were checked")
 
@@ -201,15 +194,13 @@ def test_missing_starting_weights_are_one_line(method):
 
 def test_bad_arguments_are_one_line():
     net, optimizer, start = make()
-    wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
-    nn.Module.__init__(wrapped)
-    wrapped.module = net
-    for message, given in {
-        "DistributedDataParallel": {"net": (wrapped, optimizer, start)},
+    mistakes = {
+        "DistributedDataParallel": {"net": (replica(net), optimizer, start)},
         "at least 10 steps": {"steps": 3},
         "iterator": {"batches": iter(DATA)},
         "same name in redo": {"methods": [create("redo"), create("redo", threshold=0.3)]},
-    }.items():
+    }
+    for message, given in mistakes.items():
         with pytest.raises(UserError, match=message):
             short(**{"methods": [], **given})
     with pytest.raises(UserError, match="step returned no loss"):
@@ -232,7 +223,6 @@ def test_ctrl_c_gives_what_is_done():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-# ---------------------------------------------------------------------------------------------------- the statistics
 def made(**ends):
     scores = {name: [[0.0] * 10 + [end] for end in values] for name, values in ends.items()}
     return TrialResult(scores, dict.fromkeys(ends, 1.0), 100, True)
@@ -270,7 +260,6 @@ def test_verdicts():
     assert diverged.best == "clear" and "-inf" in str(diverged)
 
 
-# ---------------------------------------------------------------------------------------------------- planted faults
 def mlp(bias):
     layers = [nn.Linear(16, 32, bias), nn.ReLU(), nn.Linear(32, 32, bias), nn.ReLU(), nn.Linear(32, 10, bias)]
     return nn.Sequential(*layers)
