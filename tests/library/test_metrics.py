@@ -51,9 +51,8 @@ def test_curvature_of_a_net_equals_the_full_hessian_and_leaves_the_net_alone():
         weights = {name: x.view_as(p) for (name, p), x in zip(net.named_parameters(), pieces, strict=True)}
         return cross_entropy(torch.func.functional_call(deepcopy(net), weights, (inputs,)), labels)
 
-    full = torch.autograd.functional.hessian(
-        loss_of, torch.cat([p.detach().flatten() for p in net.parameters()])
-    )
+    flat = torch.cat([p.detach().flatten() for p in net.parameters()])
+    full = torch.autograd.functional.hessian(loss_of, flat)
     draw = torch.Generator().manual_seed(0)
     with untouched(net), torch.no_grad():
         found = curvature(net, inputs, labels, cross_entropy, generator=draw, iterations=300)

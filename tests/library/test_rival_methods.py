@@ -91,10 +91,8 @@ def test_parseval_by_hand(net, settings, expected):
 def test_matrices_stored_as_in_out_are_treated_as_the_same_matrices(name):
     torch.manual_seed(0)
     weight, gradient = torch.randn(2, 2, 3, 2)
-    nets = (
-        declared(weight.clone(), stacked_matrices=True),
-        declared(weight.mT.clone(), stacked_matrices="in_out"),
-    )
+    nets = [declared(weight.clone(), stacked_matrices=True)]
+    nets.append(declared(weight.mT.clone(), stacked_matrices="in_out"))
     for net, own in zip(nets, (gradient, gradient.mT), strict=True):
         method = create(name, first_phase=0, targets="all")
         train_step(attach(method, net, torch.optim.SGD(net.parameters(), lr=0.1)), (net.weight * own).sum())
