@@ -166,7 +166,7 @@ def test_nets_start_the_same(net, fidelity):
         drawn = torch.cat([state[name].flatten().double() for state in states])
         moments = torch.stack([drawn.mean(), drawn.std(correction=0), drawn.min(), drawn.max()])
         group = "buffers" if kind.startswith("running") or kind == "count" else "parameters"
-        found[group] = max(found[group], largest(moments, torch.tensor(recorded)))
+        found[group] = max(found[group], largest(moments, torch.tensor(recorded, dtype=torch.float64)))
     for group, difference in found.items():
         tolerance = 1e-4 if rounding and group == "buffers" else 1e-6
         for experiment in experiments_on(net):
