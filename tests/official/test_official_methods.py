@@ -1,5 +1,6 @@
 """Every method against numbers recorded from the authors' code (tests/official/README.md)."""
 
+import itertools
 import json
 from collections import Counter
 from types import SimpleNamespace
@@ -43,6 +44,13 @@ def worst(model: nn.Module, arrays: dict, prefix: str, leave_out: tuple[str, ...
 
 def copy_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+def loaded(method: str, kind: str, at: str, phase: int = 1) -> tuple[dict, dict, nn.Module, State]:
+    """What is recorded of a method, and a net with its state, filled with the values recorded at this moment."""
+    arrays, settings = load(method)
+    model = load_into(net(kind), arrays, f"{kind}.{at}")
+    return arrays, settings, model, state_of(model, phase=phase)
 
 
 def rows_changed(model: nn.Module, before: dict) -> dict[str, list[int]]:
@@ -96,8 +104,9 @@ def test_fire_iterations_and_scales(fidelity):
     for name, case in settings["matrices"].items():
         start = u(case["u_number"], *case["shape"]).float()
         for n in case["iterations"]:
-            ours = polar(start[None], "newton_schulz", iterations=n).factor[0]
-            difference = largest(ours, arrays[f"{name}.after{n}"])
+            difference = largest(
+                polar(start, "newton_schulz", iterations=n).factor, arrays[f"{name}.after{n}"]
+            )
             fidelity("method", "fire", f"{name}, {n} iterations", difference, 2e-6)
     for name, case in settings["layers"].items():
         out, columns, *kernel = case["shape"]
@@ -109,13 +118,12 @@ def test_fire_iterations_and_scales(fidelity):
 
 def test_shrink_perturb(fidelity):
     arrays, settings = load("shrink_perturb")
-    for kind in ("conv", "vit"):
-        for coefficient in settings["coefficients"]:
-            state = state_of(net(kind, 500))
-            fill(state.nets["net"])
-            create("shrink_perturb", shrink=coefficient).boundary(state)
-            difference = worst(state.nets["net"], arrays, f"{kind}.after{coefficient}")
-            fidelity("method", "shrink_perturb", f"weights, {kind}, {coefficient}", difference, 3e-7)
+    for kind, coefficient in itertools.product(("conv", "vit"), settings["coefficients"]):
+        state = state_of(net(kind, 500))
+        model = fill(state.nets["net"])
+        create("shrink_perturb", shrink=coefficient).boundary(state)
+        difference = worst(model, arrays, f"{kind}.after{coefficient}")
+        fidelity("method", "shrink_perturb", f"weights, {kind}, {coefficient}", difference, 3e-7)
 
 
 def test_full_reset(fidelity):
@@ -176,9 +184,8 @@ def test_parseval_of_the_official_nets(cell, fidelity):
 
 @KINDS
 def test_l2_init(kind, fidelity):
-    arrays, settings = load("l2_init")
-    state = state_of(load_into(net(kind), arrays, f"{kind}.init"))
-    load_into(state.nets["net"], arrays, f"{kind}.weights")
+    arrays, settings, model, state = loaded("l2_init", kind, "init")
+    load_into(model, arrays, f"{kind}.weights")
     compare_penalty("l2_init", kind, state, settings["coefficient"], 1e-8, fidelity)
 
 
@@ -229,9 +236,8 @@ def adam_of(model: nn.Module, arrays: dict, prefix: str) -> torch.optim.Adam:
 
 @KINDS
 def test_redo_scores(kind, fidelity):
-    arrays, settings = load("redo")
-    model = load_into(net(kind), arrays, f"{kind}.before").eval()
-    layers = chain(model)
+    arrays, settings, model, _ = loaded("redo", kind, "before")
+    layers = chain(model.eval())
     assert [layer.name for layer in layers] == settings["hooked_in_forward_order"][kind]
     [values] = OutputRecorder(model, layers, magnitude).look([batch(kind, 1010, 8)[0]], training=False)
     for layer in layers[:-1]:
@@ -243,10 +249,9 @@ def test_redo_scores(kind, fidelity):
 
 @pytest.mark.parametrize("case", load("redo")[1]["cases"])
 def test_redo(case, fidelity, monkeypatch):
-    arrays, settings = load("redo")
-    values, kind = settings["cases"][case], case.split(".")[0]
-    model = load_into(net(kind), arrays, f"{kind}.before")
-    state = state_of(model)
+    kind = case.split(".")[0]
+    arrays, settings, model, state = loaded("redo", kind, "before")
+    values = settings["cases"][case]
     state.optimizers["net"] = adam = adam_of(model, arrays, f"{kind}.before")
     method = draw_globally(create("redo", variant="official", threshold=values["threshold"]), 7)
     seen = {layer.name: magnitude(layer, arrays[f"{kind}.buffer.{layer.name}"]) for layer in chain(model)}
@@ -289,10 +294,8 @@ def test_redo_looks_at_the_last_test_images_after_the_test_alone():
 @KINDS
 def test_cbp(kind, fidelity):
     """Twelve steps; features and outgoing weights as recorded, so that rounding does not add up."""
-    arrays, settings = load("cbp")
+    arrays, settings, model, state = loaded("cbp", kind, "start")
     case = settings["cases"][kind]
-    model = load_into(net(kind), arrays, f"{kind}.start")
-    state = state_of(model)
     values = {key: case[key] for key in ("replacement_rate", "maturity", "decay")}
     method = draw_globally(create("cbp", variant="official", **values), case["seed"])
     layers = method.find_layers(state, "net")
@@ -329,11 +332,8 @@ def test_cbp(kind, fidelity):
 @KINDS
 def test_cbp_features(kind, fidelity):
     """What the hooks see in real training, until the first unit is replaced."""
-    arrays, settings = load("cbp")
-    case = settings["cases"][kind]
-    model = load_into(net(kind), arrays, f"{kind}.start").train()
-    method = create("cbp", variant="official", first_phase=0)
-    state = state_of(model, phase=0)
+    arrays, settings, model, state = loaded("cbp", kind, "start", phase=0)
+    case, method = settings["cases"][kind], create("cbp", variant="official", first_phase=0)
     method.check(state)
     adam = torch.optim.Adam(model.parameters(), lr=1e-2)
     for step in range(4):
@@ -422,10 +422,8 @@ def test_snr_over_96_steps(case, fidelity):
 
 @KINDS
 def test_snr_at_its_first_step(kind, fidelity):
-    arrays, settings = load("snr")
+    arrays, settings, model, state = loaded("snr", kind, "before", phase=0)
     case = settings["cases"][kind]
-    model = load_into(net(kind), arrays, f"{kind}.before")
-    state = state_of(model, phase=0)
     state.optimizers["net"] = adam = torch.optim.Adam(model.parameters(), lr=0.0)
     for p in model.parameters():
         moments = {moment: torch.full_like(p, 0.5) for moment in MOMENTS}
@@ -552,9 +550,8 @@ def test_muon_steps(fidelity):
 def test_muon_orthogonalises_as_recorded(fidelity):
     arrays, _ = load("muon")
     for key in (key for key in arrays if key.startswith("ns") and key.endswith(".in")):
-        theirs = arrays[key.removesuffix("in") + "out"].flatten()
-        ours = orthogonalize(arrays[key]).flatten()
-        cosine = torch.cosine_similarity(ours, theirs.float(), dim=0)
+        ours, theirs = orthogonalize(arrays[key]), arrays[key.removesuffix("in") + "out"].float()
+        cosine = torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0)
         fidelity("method", "muon", f"1 - cosine of {key}", float(1 - cosine), 0.02)
 
 

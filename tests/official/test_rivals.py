@@ -1,6 +1,7 @@
 """Later rivals against numbers recorded from their authors' code, or where none is known from ports (rivals/README.md)."""
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fire_core import attach
-from fire_core.methods import cpr, create
+from fire_core.attach import Attached
+from fire_core.methods import Method, cpr, create
 from fire_core.methods.adamo import isometry_gradient
 from fire_core.methods.l2_er import effective_rank, rank_step
 from fire_core.methods.method import find_weights
@@ -230,11 +232,10 @@ def test_the_rank_step_climbs_the_mean_effective_rank():
     assert largest(before - weights_of(net), known["gradient"]) < 1e-6 * float(known["gradient"].abs().max())
 
 
-def test_l2_er():
-    known, net = recorded("l2_er", "train"), net_of("mlp")
+def trained_on_recorded(net: nn.Module, method: Method, rate: float) -> Iterator[tuple[int, Attached]]:
+    """Make the twelve recorded steps of SGD, and yield before the method acts on each."""
     inputs, labels = RECORDED["inputs/mlp.x"], RECORDED["inputs/mlp.y"]
-    sgd = torch.optim.SGD(net.parameters(), lr=0.01)
-    method = create("l2_er", rate=0.01, decay=1e-3, every_steps=4, last_layers=0)
+    sgd = torch.optim.SGD(net.parameters(), lr=rate)
     treatment = attach(method, net, sgd, batches=lambda: iter([(inputs[0], labels[0])]))
     treatment.boundary(1)
     for step in range(12):
@@ -242,9 +243,16 @@ def test_l2_er():
         cross_entropy(net(inputs[step]), labels[step]).backward()
         treatment.before_step()
         sgd.step()
-        agrees(net, known, f"after{step + 1}", 1e-6)
+        yield step + 1, treatment
+
+
+def test_l2_er():
+    known, net = recorded("l2_er", "train"), net_of("mlp")
+    method = create("l2_er", rate=0.01, decay=1e-3, every_steps=4, last_layers=0)
+    for step, treatment in trained_on_recorded(net, method, rate=0.01):
+        agrees(net, known, f"after{step}", 1e-6)
         treatment.after_step()
-        agrees(net, known, f"rank{step + 1}", 1e-6)
+        agrees(net, known, f"rank{step}", 1e-6)
     method.close()
 
 
@@ -424,12 +432,8 @@ def test_nap_keeps_a_norm_for_each_matrix_of_a_stack_and_leaves_zeros_alone():
 def test_cbp(monkeypatch):
     """The units of least utility in all 12 steps. Where several have it, theirs are taken; so are their drawn weights."""
     known, net = recorded("cbp_lop", "contribution"), net_of("mlp")
-    inputs, labels = RECORDED["inputs/mlp.x"], RECORDED["inputs/mlp.y"]
     settings = {"replacement_rate": 0.03, "decay": 0.9, "maturity": 3, "fresh": "he_uniform"}
     method = create("cbp", compensate=False, **settings)
-    sgd = torch.optim.SGD(net.parameters(), lr=0.05)
-    treatment = attach(method, net, sgd, batches=lambda: iter([(inputs[0], labels[0])]))
-    treatment.boundary(1)
     choose, replaced = method.choose, 0
 
     def chosen_by_both(net, layer, memory, measured):
@@ -446,11 +450,7 @@ def test_cbp(monkeypatch):
         return theirs
 
     monkeypatch.setattr(method, "choose", chosen_by_both)
-    for step in range(1, 13):
-        sgd.zero_grad()
-        cross_entropy(net(inputs[step - 1]), labels[step - 1]).backward()
-        treatment.before_step()
-        sgd.step()
+    for step, treatment in trained_on_recorded(net, method, rate=0.05):
         agrees(net, known, f"alone{step}", 1e-6)
         old = net_of("mlp", weights_of(net))
         treatment.after_step()
