@@ -163,9 +163,7 @@ def test_does_nothing_before_its_first_phase(case, plain):
 def test_turned_off_it_changes_nothing(case, plain):
     """All calls, the same cost, and every bit is that of a run without a method."""
     cls = type(create(CASES[case][0], **CASES[case][1]))
-    if (
-        cls.off is None
-    ):  # an optimizer, a structure or all weights are replaced or not; the last has a threshold of its own
+    if cls.off is None:  # what it replaces is replaced or not, and the last has a threshold of its own
         replaces = cls.changes_optimizer or cls.changes_structure
         assert replaces or case in ("full_reset", "clear", "snr official"), case
         return
