@@ -374,15 +374,15 @@ def official_snr(state: State, **settings: float):
 @pytest.mark.parametrize("case", [c for c in load("snr")[1]["cases"] if c.startswith("mlp")])
 def test_snr_over_96_steps(case, fidelity):
     arrays, settings = load("snr")
-    weights = {"fc1": torch.eye(8), "fc2": u(4000, 6, 8).float(), "fc3": u(4001, 3, 6).float()}
-    biases = {
-        "fc1": torch.zeros(8),
-        "fc2": torch.tensor([0.3, -0.2, -0.9, -1.5, 0.1, -0.6]),
-        "fc3": torch.zeros(3),
+    second = [0.3, -0.2, -0.9, -1.5, 0.1, -0.6]
+    layers = {
+        "fc1": (torch.eye(8), [0.0] * 8),
+        "fc2": (u(4000, 6, 8), second),
+        "fc3": (u(4001, 3, 6), [0.0] * 3),
     }
     model = nn.Sequential()
-    for name, weight in weights.items():
-        model.add_module(name, tiny_nets.linear(weight.tolist(), biases[name].tolist()))
+    for name, (weight, bias) in layers.items():
+        model.add_module(name, tiny_nets.linear(weight.tolist(), bias))
         model.add_module(f"{name}_relu", nn.ReLU())
     start, state = copy_of(model), state_of(model, phase=0)
     state.optimizers["net"] = torch.optim.Adam(model.parameters(), lr=0.0)
@@ -397,7 +397,7 @@ def test_snr_over_96_steps(case, fidelity):
             state.optimizers["net"].step()
         reset.clear()
         method.after_step(state)
-        for name in weights:
+        for name in layers:
             kept = memory[name]["kept"]
             assert len(kept) == int(arrays[f"{case}.buffer"][step])
             assert kept.any(0).tolist() == arrays[f"{case}.fired.{name}"][step].bool().tolist(), (step, name)
@@ -413,9 +413,8 @@ def test_snr_over_96_steps(case, fidelity):
             assert steps == settings["cases"][case]["adam_step_after_step0"]
         model.load_state_dict(start)
     for name, known in memory.items():
-        counted = Counter(
-            (unit, age) for ages in known["silences"].tolist() for unit, age in enumerate(ages) if age
-        )
+        silences = known["silences"].tolist()
+        counted = Counter((unit, age) for ages in silences for unit, age in enumerate(ages) if age)
         theirs = arrays[f"{case}.histogram_last.{name}"].int().tolist()
         assert counted == {(unit, age): count for unit, age, count in theirs if age}
 
