@@ -67,9 +67,8 @@ def declared(weight, **declarations):
 
 
 STACK = declared(torch.tensor([[[1.0, 1.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 1.0]]]), stacked_matrices=True)
-STACKED_GAINS = declared(
-    torch.tensor([[2.0, 1.0], [0.0, 1.0]]), is_norm=True
-)  # of a norm that torch does not know
+# of a norm layer that torch does not know
+STACKED_GAINS = declared(torch.tensor([[2.0, 1.0], [0.0, 1.0]]), is_norm=True)
 COLUMN, IDENTITY = linear([[1.0], [1.0]]), linear([[1.0, 0.0], [0.0, 1.0]])
 NORMED = nn.Sequential(linear([[1.0], [1.0]]), nn.BatchNorm1d(2))
 nn.init.constant_(NORMED[1].weight, 2.0)  # two gains: (4 - 1)^2 each

@@ -32,10 +32,8 @@ FIRED = {  # trigger: what it observes, and the steps at which it fires
     Plateau("x", 2, mode="max"): ([0.1, 0.2, 0.2, 0.19, 0.3], [3]),
     Plateau("x", 3, min_change=0.5): ([5.0, 4.8, 4.6, 4.55, 4.0], [3]),
     Above("x", 0.35): ([0.1, 0.4, 0.5, 0.3, 0.4, 0.2, 0.6], [1, 4, 6]),  # again when the value has fallen
-    Fall("x", 0.5): (
-        [4.0, 10.0, None, 5.0, 4.9, 2.0, 1.1, 0.9, 3.0],
-        [4, 7],
-    ),  # from the highest since it fired
+    # from the highest value since it last fired
+    Fall("x", 0.5): ([4.0, 10.0, None, 5.0, 4.9, 2.0, 1.1, 0.9, 3.0], [4, 7]),
     Cooldown(EveryNSteps(2), 5): ([0] * 14, [2, 8]),  # what fires in between is lost
     Cooldown(EveryNSteps(2), 4): ([0] * 14, [2, 6, 10]),  # 4 steps later is late enough
 }
