@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -47,12 +48,9 @@ def mha() -> nn.Module:
     return nn.TransformerEncoderLayer(512, 8)
 
 
-ALL = ("gpt2", "llama", "phi3", "mixtral", "vit", "convnext", "mha")
-
-
 def show() -> None:
     """Print the targets of all of them, without memory for their weights."""
-    for name in ALL:
+    for name in ("gpt2", "llama", "phi3", "mixtral", "vit", "convnext", "mha"):
         with torch.device("meta"):
             print(f"targets from tests.architectures:{name}", find_targets(globals()[name]()), "", sep="\n")
 
@@ -92,21 +90,8 @@ def shortened(name: str) -> nn.Module:
 def without_initialisation() -> Iterator[None]:
     """Build modules whose parameters have no values yet, which is fast."""
     names = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
-    before = {name: getattr(nn.init, name) for name in names}
-    try:
-        for name in names:
-            setattr(nn.init, name, lambda tensor, *arguments, **settings: tensor)
+    with patch.multiple(nn.init, **{name: lambda tensor, *arguments, **settings: tensor for name in names}):
         yield
-    finally:
-        for name, function in before.items():
-            setattr(nn.init, name, function)
-
-
-def causal_language_models() -> list[str]:
-    """Return the names of all causal language models of transformers."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 SIZES = {
@@ -127,12 +112,12 @@ def small_language_model(name: str) -> nn.Module | None:
 
     try:
         config = transformers.AutoConfig.for_model(name)
-        for part in (config, getattr(config, "text_config", None)):
+        for part in filter(None, (config, getattr(config, "text_config", None))):
             for key, value in SIZES.items():
-                if part is not None and hasattr(part, key) and not callable(getattr(part, key)):
+                if hasattr(part, key) and not callable(getattr(part, key)):
                     setattr(part, key, value)
             for key in ("layer_types", "mlp_layer_types"):
-                if part is not None and isinstance(getattr(part, key, None), list):
+                if isinstance(getattr(part, key, None), list):
                     setattr(part, key, getattr(part, key)[:2])
         build = transformers.AutoModelForCausalLM.from_config
         with torch.device("meta"):  # some configurations have further sizes, and their models stay large

@@ -36,8 +36,7 @@ def relative_error(factors: Tensor, matrices: Tensor) -> Tensor:
 
 def deviation(factors: Tensor) -> Tensor:
     """||Q^T Q - I||_F^2 on the smaller side, in float64."""
-    tall = factors.double()
-    tall = tall if tall.shape[-2] >= tall.shape[-1] else tall.mT
+    tall = (factors if factors.shape[-2] >= factors.shape[-1] else factors.mT).double()
     identity = torch.eye(tall.shape[-1], dtype=torch.float64)
     return (tall.mT @ tall - identity).square().sum(dim=(-2, -1))
 

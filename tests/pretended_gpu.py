@@ -8,6 +8,7 @@ Reads by the host, which make a GPU wait, and operations, which are launches the
 from __future__ import annotations
 
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -37,9 +38,7 @@ class Counts:
     """Reads by the host, {(step, place): number}, and operations of the GPU, {step: number}. Steps end with `after_step`."""
 
     def __init__(self) -> None:
-        self.step = 0
-        self.reads: Counter[tuple[int, str]] = Counter()
-        self.operations: Counter[int] = Counter()
+        self.step, self.reads, self.operations = 0, Counter[tuple[int, str]](), Counter[int]()
 
     def read(self) -> None:
         self.reads[self.step, place()] += 1
@@ -47,12 +46,10 @@ class Counts:
 
 def place() -> str:
     """Return file and function of the innermost code of the project, tests not counted, or ""."""
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] not in ("tests", ".venv"):
             return f"{path.relative_to(ROOT)} {frame.f_code.co_name}"
-        frame = frame.f_back
     return ""
 
 
@@ -150,18 +147,14 @@ class Calls(TorchFunctionMode):
     """What reaches no operation: the making of tensors from numbers, pinning, tolist and numpy."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
+        kwargs, ours = dict(kwargs or {}), bool(args) and isinstance(args[0], Gpu)
         if function in (torch.tensor, torch.as_tensor) and str(kwargs.get("device")) == "meta":
             return Gpu(function(*args, **kwargs | {"device": "cpu"}).detach())
+        if ours and function in (Tensor.pin_memory, Tensor.numpy):
+            raise TypeError(f"{function.__name__} of a tensor of the GPU, in {place()}")
         if function is Tensor.pin_memory:
-            if isinstance(args[0], Gpu):
-                raise RuntimeError(f"a tensor of the GPU cannot be pinned, in {place()}")
             return args[0]
-        if args and isinstance(args[0], Gpu) and function is Tensor.tolist:
-            return Gpu.tolist(args[0])
-        if args and isinstance(args[0], Gpu) and function is Tensor.numpy:
-            raise TypeError(f"numpy of a tensor of the GPU, in {place()}")
-        return function(*args, **kwargs)
+        return Gpu.tolist(args[0]) if ours and function is Tensor.tolist else function(*args, **kwargs)
 
 
 @contextmanager
@@ -175,9 +168,8 @@ def pretended_gpu() -> Iterator[Counts]:
         for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
             module, devices = sys.modules[name], ["cpu", "cuda", "meta"]
             for kind in ("fused", "foreach"):  # which exist on a GPU
-                patch.setattr(
-                    module, f"_get_{kind}_kernels_supported_devices", lambda devices=devices: devices
-                )
+                name = f"_get_{kind}_kernels_supported_devices"
+                patch.setattr(module, name, lambda devices=devices: devices)
             patch.setattr(module, "_foreach_supported_types", [Tensor, torch.nn.Parameter, Gpu])
         patch.setattr(torch, "Generator", Generator)
         patch.setattr(torch.cuda, "mem_get_info", lambda device=None: (2**40, 2**40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -11,19 +12,10 @@ COMMIT = "0123456789abcdef"
 
 
 def write_run(
-    root: Path,
-    experiment: str,
-    label: str,
-    seed: int,
-    lines: list[dict],
-    *,
-    size: str = "small",
-    data: str = "fashion_mnist",
-    protocol: str = "warm_start",
-    end: str | None = "DONE",
-    commit: str = COMMIT,
+    root: Path, experiment: str, label: str, seed: int, lines: list[dict], *, size: str = "small",
+    data: str = "fashion_mnist", protocol: str = "warm_start", end: str | None = "DONE", commit: str = COMMIT,
     boundary: dict | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """One run folder; `end` is the marker file, None leaves the run unfinished."""
     folder = root / experiment / size / label / f"seed_{seed}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,11 +43,10 @@ def write_run(
 def warm_start_lines(level: float, seed: int, epochs: int = 10) -> list[dict]:
     """Two phases; the last test accuracy is exactly `level` + seed / 1000."""
     lines = []
-    for phase in (0, 1):
-        for epoch in range(1, epochs + 1):
-            rise = (level + seed / 1000) * (1 - np.exp(-epoch)) / (1 - np.exp(-epochs))
-            line = {"phase": phase, "epoch": epoch, "step": (phase * epochs + epoch) * 10}
-            lines.append(line | {"test_accuracy": float(rise * (0.7 + 0.3 * phase))})
+    for phase, epoch in itertools.product((0, 1), range(1, epochs + 1)):
+        rise = (level + seed / 1000) * (1 - np.exp(-epoch)) / (1 - np.exp(-epochs))
+        line = {"phase": phase, "epoch": epoch, "step": (phase * epochs + epoch) * 10}
+        lines.append(line | {"test_accuracy": float(rise * (0.7 + 0.3 * phase))})
     return lines
 
 
@@ -71,8 +62,7 @@ def boundary_report(method: str, phase: int = 1) -> dict:
     rows = [
         {
             "name": f"layer{i}.weight", "parameter": f"layer{i}.weight", "shape": [8, 4],
-            "action": "projected",
-            "reason": "", "dfi_before": 5.0 + i, "dfi_after": 0.5, "dfi_factor": 0.1, "sfe": 2.0 + i,
+            "action": "projected", "reason": "", "dfi_before": 5.0 + i, "dfi_after": 0.5, "dfi_factor": 0.1, "sfe": 2.0 + i,
             "norm_before": 3.0, "norm_after": 2.0, "residual": 0.1, "iterations": 10,
         }
         for i in range(3)

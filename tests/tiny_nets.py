@@ -10,15 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+
+from fire_core import State, snapshot
+from fire_core.attach import Attached
 
 METHODS = Path(__file__).parent / "official" / "methods"
 
 
+def read_arrays(path: Path) -> dict[str, Tensor]:
+    with np.load(path) as arrays:
+        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+
+
+def beginning(prefix: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays whose names begin so, by the rest of their names."""
+    return {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
+
+
 def load(method: str) -> tuple[dict[str, Tensor], dict]:
     """Arrays and settings recorded for one method."""
-    with np.load(METHODS / f"{method}.npz") as arrays:
-        tensors = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
-    return tensors, json.loads((METHODS / f"{method}.json").read_text())
+    return read_arrays(METHODS / f"{method}.npz"), json.loads((METHODS / f"{method}.json").read_text())
 
 
 def linear(values: list, bias: list | None = None) -> nn.Linear:
@@ -28,6 +41,30 @@ def linear(values: list, bias: list | None = None) -> nn.Linear:
     if bias is not None:
         layer.bias.data = torch.tensor(bias)
     return layer
+
+
+def state_of(
+    net: nn.Module,
+    optimizer: Optimizer | None = None,
+    batch: Any = None,
+    loss: Any = cross_entropy,
+    phase: int = 1,
+) -> State:
+    """What a method sees of a net that starts here, with one batch (inputs, targets) of data to come."""
+    optimizers = {"net": optimizer} if optimizer is not None else {}
+    state = State({"net": net}, optimizers, initial=snapshot({"net": net}), loss=loss, phase=phase)
+    state.generator = torch.Generator().manual_seed(0)
+    state.batches = (lambda: iter([batch])) if batch is not None else None
+    return state
+
+
+def train_step(treatment: Attached, loss: Any) -> None:
+    """One step of a loop with a method; `loss` is of the net as it is."""
+    treatment.optimizer.zero_grad()
+    (loss + treatment.penalty()).backward()
+    treatment.before_step()
+    treatment.optimizer.step()
+    treatment.after_step()
 
 
 class Net(nn.Module):
@@ -51,6 +88,14 @@ def untouched(*nets: nn.Module) -> Iterator[None]:
     for net, values in zip(nets, before, strict=True):
         for name, value in net.state_dict().items():
             assert torch.equal(value, values[name]), name
+
+
+def replica(net: nn.Module) -> nn.Module:
+    """The net in DistributedDataParallel, without the several processes that it needs."""
+    wrapper = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(wrapper)
+    wrapper.module = net
+    return wrapper
 
 
 def hooks(net: nn.Module) -> int:

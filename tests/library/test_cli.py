@@ -1,5 +1,14 @@
-"""inspect, apply and targets on files: the same numbers as in memory, and nothing treated that a file does not show."""
+"""inspect, apply and targets on files: the same numbers as in memory, and nothing treated that a file does not show.
 
+Of files that are damaged, crafted or odd: one clear line or the right numbers, never a traceback or a leak. In folders as
+transformers writes them, the architecture in config.json decides the targets.
+"""
+
+import json
+import os
+import resource
+import struct
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fire_core import UserError, fire
+from fire_core.checkpoints import treat
 from fire_core.checkpoints.command_line import main
 from fire_core.checkpoints.files import open_checkpoint
 from fire_core.checkpoints.targets import targets_of
@@ -16,30 +26,28 @@ from fire_core.checkpoints.treat import spectra, treat_file
 from fire_core.solvers.polar import polar
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
-        self.bn = nn.BatchNorm2d(8)
-        self.fc = nn.Linear(8, 16)
-        self.head = nn.Linear(16, 4)
-        self.head.is_head = True
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.wte = nn.Embedding(12, 6)
-        self.c_attn = nn.Linear(6, 18, bias=False)
-        self.c_attn.fused_rows = {"q": 6, "k": 6, "v": 6}
-        self.lm_head = nn.Linear(6, 12, bias=False)
-        self.lm_head.weight = self.wte.weight
-
-
-@pytest.fixture
-def net() -> Net:
+def make_net() -> nn.Module:
     torch.manual_seed(0)
-    return Net()
+    net = nn.ModuleDict({"conv": nn.Conv2d(3, 8, 3), "bn": nn.BatchNorm2d(8), "fc": nn.Linear(8, 16)})
+    net["head"] = nn.Linear(16, 4)
+    net.head.is_head = True
+    return net
+
+
+def make_tied() -> nn.Module:
+    """With a fused layer, whose rows are declared, and an output layer that is the embedding."""
+    net = nn.ModuleDict({"wte": nn.Embedding(12, 6), "c_attn": nn.Linear(6, 18, bias=False)})
+    net["lm_head"] = nn.Linear(6, 12, bias=False)
+    net.c_attn.fused_rows = {"q": 6, "k": 6, "v": 6}
+    net.lm_head.weight = net.wte.weight
+    return net
+
+
+NET, TIED = f"{__name__}:make_net", f"{__name__}:make_tied"
+WEIGHTS = {
+    "a.weight": torch.randn(6, 4, generator=torch.Generator().manual_seed(0)),
+    "b.weight": torch.eye(5),
+}
 
 
 def run(*arguments: object) -> int:
@@ -47,6 +55,28 @@ def run(*arguments: object) -> int:
         return main([str(argument) for argument in arguments])
     except SystemExit as end:
         return end.code
+
+
+def fails(capsys: pytest.CaptureFixture, *arguments: object) -> str:
+    """The one line that a command ends with."""
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    return error
+
+
+def write(content: object, path: Path) -> Path:
+    """A file of either kind."""
+    (save_file if path.suffix == ".safetensors" else torch.save)(content, path)
+    return path
+
+
+def read(path: Path) -> dict:
+    return torch.load(path, weights_only=True)
+
+
+def files_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
 
 def included(path: Path, rule: str = "all", model: str | None = None, key: str | None = None) -> set[str]:
@@ -59,102 +89,99 @@ def assert_same(actual: dict, expected: dict) -> None:
         assert actual[name].dtype == tensor.dtype and torch.allclose(actual[name], tensor, atol=1e-6), name
 
 
-def test_apply_on_safetensors_equals_fire_in_memory(tmp_path: Path, net: Net) -> None:
-    save_file(net.state_dict(), tmp_path / "in.safetensors", {"format": "pt", "note": "kept"})
-    before = (tmp_path / "in.safetensors").read_bytes()
-    assert run("apply", tmp_path / "in.safetensors", "--targets=-head.*", tmp_path / "out.safetensors") == 0
+def test_apply_on_safetensors_equals_fire_in_memory(tmp_path: Path) -> None:
+    net, source, out = make_net(), tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    save_file(net.state_dict(), source, {"format": "pt", "note": "kept"})
+    before = source.read_bytes()
+    assert run("apply", source, "--targets=-head.*", out) == 0
     fire(net, targets="-head.*")
-    assert_same(load_file(tmp_path / "out.safetensors"), net.state_dict())
-    with safe_open(tmp_path / "out.safetensors", "pt") as file:
+    assert_same(load_file(out), net.state_dict())
+    with safe_open(out, "pt") as file:
         assert file.metadata() == {"format": "pt", "note": "kept"}
-    assert (tmp_path / "in.safetensors").read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.safetensors", "out.safetensors"]
+    assert source.read_bytes() == before and files_in(tmp_path) == {"in.safetensors", "out.safetensors"}
 
 
-def test_apply_on_a_torch_file_keeps_all_else(tmp_path: Path, net: Net) -> None:
+def test_apply_on_a_torch_file_keeps_all_else(tmp_path: Path) -> None:
+    net = make_net()
     optimizer = torch.optim.Adam(net.parameters())
     net.fc(torch.ones(2, 8)).sum().backward()
     optimizer.step()
     content = {"epoch": 3, "model": net.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save(content, tmp_path / "in.pt")
-    assert run("apply", tmp_path / "in.pt", tmp_path / "out.pt", "--solver", "exact") == 0
-    result, old = (torch.load(tmp_path / name, weights_only=True) for name in ("out.pt", "in.pt"))
+    source = write(content, tmp_path / "in.pt")
+    assert run("apply", source, tmp_path / "out.pt", "--solver", "exact") == 0
+    result, old = read(tmp_path / "out.pt"), read(source)
     assert torch.equal(old["model"]["fc.weight"], net.fc.weight), "the input file must stay as it was"
     fire(net, solver="exact")
     assert_same(result["model"], net.state_dict())
     assert result["epoch"] == 3 and len(result["optimizer"]["state"]) == len(old["optimizer"]["state"])
 
 
-def test_apply_reads_the_entry_that_key_names(tmp_path: Path, net: Net) -> None:
+def test_apply_reads_the_entry_that_key_names(tmp_path: Path) -> None:
+    net, out = make_net(), tmp_path / "out.pt"
     actor = {**net.state_dict(), "fused": torch.ones(6, 2)}
-    torch.save({"agent": {"actor": actor}, "steps": 1}, tmp_path / "in.pt")
-    assert "fused" not in included(tmp_path / "in.pt", "all", f"{__name__}:Net", "agent.actor")
+    source = write({"agent": {"actor": actor}, "steps": 1}, tmp_path / "in.pt")
+    assert "fused" not in included(source, "all", NET, "agent.actor")
     for key in ([], ["--key", "agent.critic"], ["--key", ""]):
-        assert run("apply", tmp_path / "in.pt", tmp_path / "out.pt", *key) == 2
-    assert run("apply", tmp_path / "in.pt", tmp_path / "out.pt", "--key", "agent.actor") == 0
+        assert run("apply", source, out, *key) == 2
+    assert run("apply", source, out, "--key", "agent.actor") == 0
     fire(net)
-    written = torch.load(tmp_path / "out.pt", weights_only=True)["agent"]["actor"]
+    written = read(out)["agent"]["actor"]
     assert torch.equal(written.pop("fused"), torch.ones(6, 2))
     assert_same(written, net.state_dict())
 
 
 def test_inspect_gives_the_spectrum(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    basis = torch.linalg.qr(torch.randn(4, 4))[0]
-    weight = torch.diag(torch.tensor([2.0, 1.0, 1.0, 0.5])) @ basis
-    save_file({"fc.weight": weight, "fc.bias": torch.zeros(4)}, tmp_path / "in.safetensors")
-    checkpoint = open_checkpoint(tmp_path / "in.safetensors")
+    weight = torch.diag(torch.tensor([2.0, 1.0, 1.0, 0.5])) @ torch.linalg.qr(torch.randn(4, 4))[0]
+    source = write({"fc.weight": weight, "fc.bias": torch.zeros(4)}, tmp_path / "in.safetensors")
+    checkpoint = open_checkpoint(source)
     (found,) = spectra(checkpoint, targets_of(checkpoint)[0])
     figures = {"norm": 2.5, "largest": 2.0, "median": 1.0, "smallest": 0.5, "condition": 4.0, "dfi": 9.5625}
-    for name, value in figures.items():
-        assert found[name] == pytest.approx(value, rel=1e-5)
-    assert run("inspect", tmp_path / "in.safetensors") == 0
+    assert {name: found[name] for name in figures} == pytest.approx(figures, rel=1e-5)
+    assert run("inspect", source) == 0
     head, row, *rest = capsys.readouterr().out.splitlines()
     assert head.split() == list(found) and "fc.weight" in rest[2], "and the table of targets"
     assert row.split() == f"fc.weight 4x4 2.5 2 1 0.5 4 {found['effective_rank']:.3g} 9.56".split()
 
 
 def test_a_file_alone_cannot_split_a_fused_layer_but_a_model_can(tmp_path: Path) -> None:
-    model = Tied()
-    state = model.state_dict()
-    del state["lm_head.weight"]
-    source, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
-    save_file(state, source)
+    model, out = make_tied(), tmp_path / "out.safetensors"
+    kept = [name for name in model.state_dict() if name != "lm_head.weight"]
+    source = write({name: model.state_dict()[name] for name in kept}, tmp_path / "in.safetensors")
     assert run("apply", source, out) == 2, "the fused layer and the embedding stay out"
-    assert run("apply", source, out, "--model", f"{__name__}:Tied") == 0
+    assert run("apply", source, out, "--model", TIED) == 0
     fire(model)
-    assert_same(load_file(out), {name: model.state_dict()[name] for name in state})
+    assert_same(load_file(out), {name: model.state_dict()[name] for name in kept})
 
 
 def test_tied_weights_of_a_torch_file_are_projected_once(tmp_path: Path) -> None:
-    model = Tied()
+    model, out = make_tied(), tmp_path / "out.pt"
     copied = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    torch.save(model.state_dict(), tmp_path / "in.pt")
-    torch.save(copied, tmp_path / "copies.pt")
-    torch.save(copied | {"wte.weight": torch.ones(12, 6)}, tmp_path / "differ.pt")
-    for name, options in (("in", []), ("copies", ["--model", f"{__name__}:Tied"])):
-        files = tmp_path / f"{name}.pt", tmp_path / f"{name}_new.pt"
-        assert run("apply", *files, "--targets=lm_head", *options) == 0
-    shared, both = (torch.load(tmp_path / f"{n}_new.pt", weights_only=True) for n in ("in", "copies"))
-    assert shared["lm_head.weight"].data_ptr() == shared["wte.weight"].data_ptr()
+    source, copies = write(model.state_dict(), tmp_path / "in.pt"), write(copied, tmp_path / "copies.pt")
+    differ = open_checkpoint(write(copied | {"wte.weight": torch.ones(12, 6)}, tmp_path / "differ.pt"))
     fire(model, targets="lm_head")
-    assert_same(shared, model.state_dict())
-    assert_same(both, model.state_dict())
-    checkpoint = open_checkpoint(tmp_path / "differ.pt")
+    for path, options in ((source, []), (copies, ["--model", TIED])):
+        assert run("apply", path, out, "--targets=lm_head", *options) == 0
+        written = read(out)
+        assert_same(written, model.state_dict())
+        together = written["lm_head.weight"].data_ptr() == written["wte.weight"].data_ptr()
+        assert together == (path == source)
+        out.unlink()
     with pytest.raises(UserError, match="tied in the model, but differ"):
-        treat_file(checkpoint, targets_of(checkpoint, "all", f"{__name__}:Tied")[0], None)
+        treat_file(differ, targets_of(differ, "all", TIED)[0], None)
 
 
 def test_the_head_of_a_file_is_told_by_a_tied_table_or_not_at_all(tmp_path: Path) -> None:
-    weight, source = torch.randn(4, 4), tmp_path / "in.pt"
-    torch.save({"lm_head.weight": weight, "fc.weight": weight + 1}, source)
+    weight, path = torch.randn(4, 4), tmp_path / "in.pt"
+    weights = {"lm_head.weight": weight, "fc.weight": weight + 1}
+    write(weights, path)
     for rule in ("no_head", "head", "-head", "mlp,no_head"):
         with pytest.raises(UserError, match="needs the output layers"):
-            included(source, rule)
-    assert included(source, "-lm_head") == {"fc.weight"}
-    torch.save({"lm_head.weight": weight, "fc.weight": weight + 1, "wte.weight": weight}, source)
-    assert included(source, "head") == {"lm_head.weight"} and included(source, "no_head") == {"fc.weight"}
-    torch.save({"lm_head.weight": weight, "fc.weight": weight + 1, "wte.weight": weight.clone()}, source)
-    assert included(source, "all") == {"fc.weight"}, "stored a second time as a table"
+            included(path, rule)
+    assert included(path, "-lm_head") == {"fc.weight"}
+    write(weights | {"wte.weight": weight}, path)
+    assert included(path, "head") == {"lm_head.weight"} and included(path, "no_head") == {"fc.weight"}
+    write(weights | {"wte.weight": weight.clone()}, path)
+    assert included(path, "all") == {"fc.weight"}, "stored a second time as a table"
 
 
 TABLES = """emb value_embeds.1 item_embedding wte encoder.embed.0 vq.codebooks Emb.table lookup_table x.EMBED.y
@@ -169,55 +196,48 @@ def test_what_may_be_a_table_stays_out_of_a_bare_file(tmp_path: Path, name: str)
     shape = {"user_factors": (20 * D, D), "vq.codebooks": (2, V, D)}.get(name, (V, D))
     shapes = {f"{name}.weight": shape, **BODY, "decoder.weight": (V, D), "decoder.bias": (V,)}
     shapes["patch_embed.proj.weight"] = (D, 3, 4)
-    save_file({n: torch.randn(shape) for n, shape in shapes.items()}, tmp_path / "in.safetensors")
-    assert included(tmp_path / "in.safetensors") == {*BODY, "decoder.weight", "patch_embed.proj.weight"}
+    source = write({n: torch.randn(shape) for n, shape in shapes.items()}, tmp_path / "in.safetensors")
+    assert included(source) == {*BODY, "decoder.weight", "patch_embed.proj.weight"}
 
 
 @pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module.", "net.model._orig_mod.", "student."])
 def test_prefixes_of_wrappers_are_stripped_before_a_model_is_asked(tmp_path: Path, prefix: str) -> None:
-    state = {f"{prefix}{name}": tensor for name, tensor in Tied().state_dict().items()}
-    other = {f"teacher.{name}": tensor.clone() for name, tensor in Tied().state_dict().items()}
-    torch.save({"state_dict": {**other, **state, "criterion.weight": torch.ones(2, 2)}}, tmp_path / "in.pt")
-    table, _ = targets_of(open_checkpoint(tmp_path / "in.pt"), "all", f"{__name__}:Tied")
+    state = {f"{prefix}{name}": tensor for name, tensor in make_tied().state_dict().items()}
+    other = {f"teacher.{name}": tensor.clone() for name, tensor in make_tied().state_dict().items()}
+    content = {"state_dict": {**other, **state, "criterion.weight": torch.ones(2, 2)}}
+    source = write(content, tmp_path / "in.pt")
+    table, _ = targets_of(open_checkpoint(source), "all", TIED)
     assert {t.parameter for t in table.included} == {f"{prefix}c_attn.weight", f"{prefix}wte.weight"}
     assert len(table.included) == 4, "q, k, v and the tied weight"
     assert "looks like a copy" in next(t.reason for t in table if t.parameter == "teacher.c_attn.weight")
     with pytest.raises(UserError, match="has no weight of"):
-        included(tmp_path / "in.pt", model="torch.nn:Identity")
+        included(source, model="torch.nn:Identity")
 
 
 W = {"fc.weight": torch.randn(8, 8), "fc.bias": torch.zeros(8), "out.weight": torch.randn(4, 8)}
 AVERAGE = {name: tensor + 0.01 for name, tensor in W.items()}
 WRAPPED = {"module." + name: tensor for name, tensor in AVERAGE.items()}
 MOMENTS = {"state": {0: {"exp_avg": torch.ones(8, 8)}, 1: {"exp_avg": torch.ones(8)}}}
+COPIES = [  # content of a file, the entry that is treated, and the one that is named and left
+    ({"state_dict": W, "state_dict_ema": AVERAGE, "optimizer": MOMENTS}, "state_dict", "state_dict_ema"),
+    ({"model": W, "ema": {"module": AVERAGE, "updates": 3}}, "model", "ema.module"),
+    ({"model": W, "averaged": {"n_averaged": torch.tensor(2), **WRAPPED}}, "model", "averaged"),
+    ({"model": {"module." + n: t for n, t in W.items()}, "ema": AVERAGE}, "model", "ema"),
+    ({"model": W, "ema": {"shadow_params": list(AVERAGE.values())}}, "model", "ema.shadow_params"),
+    ({"state_dict": AVERAGE, "ema_state_dict": W, "message_hub": {}}, "ema_state_dict", "state_dict"),
+    ({"model": W, "callbacks": {"EMA": {"weights": AVERAGE}}}, "model", "callbacks.EMA.weights"),
+]
 
 
-@pytest.mark.parametrize(
-    "content, treated, left",
-    [
-        ({"state_dict": W, "state_dict_ema": AVERAGE, "optimizer": MOMENTS}, "state_dict", "state_dict_ema"),
-        ({"model": W, "ema": {"module": AVERAGE, "updates": 3}}, "model", "ema.module"),
-        ({"model": W, "averaged": {"n_averaged": torch.tensor(2), **WRAPPED}}, "model", "averaged"),
-        ({"model": {"module." + n: t for n, t in W.items()}, "ema": AVERAGE}, "model", "ema"),
-        ({"model": W, "ema": {"shadow_params": list(AVERAGE.values())}}, "model", "ema.shadow_params"),
-        ({"state_dict": AVERAGE, "ema_state_dict": W, "message_hub": {}}, "ema_state_dict", "state_dict"),
-        (
-            {"state_dict": W, "callbacks": {"EMA": {"weights": AVERAGE}}},
-            "state_dict",
-            "callbacks.EMA.weights",
-        ),
-    ],
-)
+@pytest.mark.parametrize("content, treated, left", COPIES)
 def test_apply_treats_what_training_resumes_from_and_names_the_copies(
-    tmp_path: Path, capsys: pytest.CaptureFixture, content: dict, treated: str, left: str
-) -> None:
-    torch.save(content, tmp_path / "in.pt")
-    assert run("apply", tmp_path / "in.pt", tmp_path / "out.pt", "--solver=exact", "--targets=*fc") == 0
-    said = capsys.readouterr().out
-    assert f"look like copies of these weights: {left}\n" in said
-    new = torch.load(tmp_path / "out.pt", weights_only=True)
+    tmp_path, capsys, content, treated, left
+):
+    source = write(content, tmp_path / "in.pt")
+    assert run("apply", source, tmp_path / "out.pt", "--solver=exact", "--targets=*fc") == 0
+    assert f"look like copies of these weights: {left}\n" in capsys.readouterr().out
     for entry in (treated, left):
-        weights = new
+        weights = read(tmp_path / "out.pt")
         for word in entry.split("."):
             weights = weights[word]
         weights = list(weights.values()) if isinstance(weights, dict) else weights
@@ -225,39 +245,171 @@ def test_apply_treats_what_training_resumes_from_and_names_the_copies(
         assert torch.allclose(torch.linalg.svdvals(weight), torch.ones(8), atol=1e-4) == (entry == treated)
 
 
-@pytest.mark.parametrize(
-    "options, solver, settings, scale",
-    [
-        ("", "newton_schulz", {"iterations": 10}, 1.5**0.5),
-        ("--solver=quintic --iterations=5 --scale=none", "quintic", {"iterations": 5}, 1.0),
-        ("--solver=exact --scale=none --tolerance=1e-9", "exact", {"tolerance": 1e-9}, 1.0),
-    ],
-)
-def test_the_options_of_apply_are_the_settings_of_fire_and_a_dry_run_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture, options: str, solver: str, settings: dict, scale: float
-) -> None:
-    source, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
-    weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
-    save_file({"a.weight": weight, "b.weight": torch.eye(5)}, source)
+OPTIONS = [  # of apply, and what they mean
+    ("", "newton_schulz", {"iterations": 10}, 1.5**0.5),
+    ("--solver=quintic --iterations=5 --scale=none", "quintic", {"iterations": 5}, 1.0),
+    ("--solver=exact --scale=none --tolerance=1e-9", "exact", {"tolerance": 1e-9}, 1.0),
+]
+
+
+@pytest.mark.parametrize("options, solver, settings, scale", OPTIONS)
+def test_the_options_are_the_settings_of_fire_and_a_dry_run_writes_nothing(
+    tmp_path, capsys, options, solver, settings, scale
+):
+    source, out = write(WEIGHTS, tmp_path / "in.safetensors"), tmp_path / "out.safetensors"
     assert run("apply", source, "--dry-run", *options.split()) == 0
     dry = capsys.readouterr().out
     assert not out.exists() and "2 targets would change" in dry
     assert run("apply", source, out, *options.split()) == 0
     assert set(dry.splitlines()[:3]) <= set(capsys.readouterr().out.splitlines()), "the same figures"
-    expected = polar(weight, solver, **settings).factor
-    assert torch.allclose(load_file(out)["a.weight"], scale * expected, atol=1e-6)
+    expected = scale * polar(WEIGHTS["a.weight"], solver, **settings).factor
+    assert torch.allclose(load_file(out)["a.weight"], expected, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ odd and unsafe files
+def flipped_bit(path: Path) -> None:
+    write(WEIGHTS, path)
+    content = bytearray(path.read_bytes())
+    content[content.index(WEIGHTS["b.weight"].numpy().tobytes()) + 5] ^= 16
+    path.write_bytes(content)
+    read(path)  # torch sees nothing
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(write(WEIGHTS, path).read_bytes()[:100])
+
+
+def index(text: str, folder: Path) -> None:
+    folder.mkdir()
+    os.mkfifo(folder / "pipe")
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
+NESTED = '{"weight_map": ' + "[" * 200_000 + "]" * 200_000 + "}"
+SPARSE, META = torch.eye(4).to_sparse(), torch.empty(4, 4, device="meta")
+UNUSABLE = [
+    ("x", lambda path: None, "is neither a file of weights nor a folder"),
+    ("x", os.mkfifo, "is neither a file of weights nor a folder"),
+    ("x.pt", partial(write, {"model": nn.Linear(3, 3)}), "cannot be read safely"),  # code
+    ("x.pt", partial(write, {**WEIGHTS, "c.weight": SPARSE}), "is sparse"),
+    ("x.pt", partial(write, {**WEIGHTS, "c.weight": META}), "on the meta"),
+    ("x.pt", flipped_bit, "checksum"),
+    ("x.pt", partial(write, {"a\x1b[2J.weight": torch.eye(3)}), "cannot be printed"),
+    ("x.safetensors", partial(write, {"a." * 3000 + "weight": torch.eye(3)}), "3000 levels deep"),
+    ("x.safetensors", truncated, "cannot be read as safetensors"),
+    ("x.safetensors", lambda path: path.write_bytes(struct.pack("<Q", 2**62) + b"{}"), "as safetensors"),
+    ("x", partial(index, NESTED), "is not an index"),
+    ("x", partial(index, '{"weight_map": {"a": "pipe"}}'), "not files of the folder"),
+]
+
+
+@pytest.mark.parametrize("name, make, said", UNUSABLE)
+def test_sources_that_cannot_be_used_are_named_and_nothing_is_written(tmp_path, capsys, name, make, said):
+    make(tmp_path / name)
+    before = files_in(tmp_path)
+    error = fails(capsys, "apply", tmp_path / name, tmp_path / f"new{Path(name).suffix}")
+    assert said in error and "\x1b" not in error
+    assert files_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_a_full_disk_or_an_interrupt_leaves_nothing(tmp_path, monkeypatch, capsys, suffix, interrupt):
+    """A limit on the size of files fails in the same place as a full disk, in what torch and safetensors call."""
+    source = write({"a.weight": torch.randn(500, 500)}, tmp_path / f"in{suffix}")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if interrupt:
+        monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+    try:
+        code = run("apply", source, tmp_path / f"out{suffix}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert code == (130 if interrupt else 2) and capsys.readouterr().err.count("\n") == 1
+    assert files_in(tmp_path) == {source.name}
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_outputs_are_checked_before_any_work(tmp_path, monkeypatch, capsys, suffix):
+    source, other = (write(WEIGHTS, tmp_path / f"{name}{suffix}") for name in ("old", "other"))
+    (link := tmp_path / f"link{suffix}").symlink_to("nowhere")
+    contents = {path: path.read_bytes() for path in (source, other)}
+    monkeypatch.setattr(treat, "project", lambda *_, **__: pytest.fail("work"))
+    for output in (source, other, link):
+        assert "not overwritten" in fails(capsys, "apply", source, output)
+    assert f"should end in '{suffix}'" in fails(capsys, "apply", source, tmp_path / "new.bin")
+    assert "File exists" in fails(capsys, "apply", source, source / f"new{suffix}")
+    assert {path: path.read_bytes() for path in contents} == contents
 
 
 def test_a_file_that_appears_while_the_weights_are_treated_is_not_overwritten(tmp_path, monkeypatch):
-    from fire_core.checkpoints import treat
-
-    save_file({"fc.weight": torch.randn(4, 4)}, tmp_path / "in.safetensors")
-    out, project = tmp_path / "out.safetensors", treat.project
+    source, out, project = write(WEIGHTS, tmp_path / "in.pt"), tmp_path / "out.pt", treat.project
 
     def slow(*arguments, **settings):
         out.write_text("of another process")
         return project(*arguments, **settings)
 
     monkeypatch.setattr(treat, "project", slow)
-    assert run("apply", tmp_path / "in.safetensors", out) == 2
+    assert run("apply", source, out) == 2
     assert out.read_text() == "of another process"
+
+
+# ------------------------------------------------------------------------------------------------ folders of transformers
+TOKENS = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+LLAMA = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+MODELS = {"gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4}, "llama": LLAMA}
+
+
+@pytest.fixture
+def transformers():
+    import tests.architectures  # noqa: F401 (makes the import of torchvision possible)
+
+    return pytest.importorskip("transformers")
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("torch_files", [False, True])
+def test_apply_on_a_folder_equals_fire_on_the_model(transformers, tmp_path, name, torch_files):
+    """The shards are read, and one safetensors file is written, which transformers loads with the old config.json."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(name, **TOKENS, **MODELS[name])
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    old, new = tmp_path / "old", tmp_path / "new" / "model.safetensors"
+    model.save_pretrained(old, max_shard_size="20KB")
+    assert len(list(old.glob("*.safetensors"))) > 1
+    if torch_files:
+        for file in old.glob("model*"):
+            file.unlink()
+        torch.save(model.state_dict(), old / "pytorch_model.bin")  # with the tied weight under both names
+    rule = "all" if torch_files else "-head"
+    assert run("apply", old, new, f"--targets={rule}", "--solver=exact") == 0
+    report = fire(model, targets=rule, solver="exact")
+    assert len(report.treated()) == len(targets_of(open_checkpoint(old), rule)[0].included) > 5
+    config.save_pretrained(new.parent)
+    again = dict(transformers.AutoModelForCausalLM.from_pretrained(new.parent).named_parameters())
+    for parameter_name, parameter in model.named_parameters():
+        assert torch.allclose(parameter, again[parameter_name], atol=1e-6), parameter_name
+
+
+@pytest.mark.reference
+def test_matrices_that_the_model_does_not_describe_stay_out(transformers, tmp_path):
+    """Mixtral's experts are saved one by one, under names that its model in transformers does not have."""
+    sizes = {**LLAMA, "num_hidden_layers": 1, "num_key_value_heads": 2, "num_local_experts": 3}
+    config = transformers.MixtralConfig(**TOKENS, **sizes)
+    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path / "model")
+    table, source = targets_of(open_checkpoint(tmp_path / "model"))
+    assert source == "targets from config.json (MixtralForCausalLM)"
+    experts = [target for target in table if "experts" in target.parameter]
+    assert len(experts) == 9 and {t.reason for t in experts} == {"not in config.json (MixtralForCausalLM)"}
+    assert sum("self_attn" in target.parameter for target in table.included) == 4
+
+
+@pytest.mark.reference
+def test_what_a_config_names_is_called_only_if_it_is_a_model_class(transformers, tmp_path):
+    write({"a.weight": torch.randn(4, 4)}, tmp_path / "pytorch_model.bin")
+    config = {"model_type": "gpt2", "architectures": ["GPT2Config"], "n_layer": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="is not a model"):
+        targets_of(open_checkpoint(tmp_path), "all", None)

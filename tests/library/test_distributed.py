@@ -18,6 +18,7 @@ from fire_core.engine import Treated, observe, treat_model
 from fire_core.methods import create
 from fire_core.methods.controls import random_orthogonal
 from fire_core.methods.dash import dash
+from tests.tiny_nets import Net
 
 EXACT = {"solver": "exact"}
 SOLVERS = ({"iterations": 5}, EXACT, EXACT | {"strength": 0.5}, EXACT | {"scale": "initial"})
@@ -26,29 +27,21 @@ LINEAR_LAYERS = {"targets": "conv", "reset": "linear"}
 STARTS = (("full_reset", {}), ("shrink_perturb", {"shrink": 0.3}), ("fire", LINEAR_LAYERS))
 
 
-class Net(nn.Module):
-    """Tall, wide, uneven over two ranks, convolutional, fused, tied."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(37, 8)
-        self.conv = nn.Conv1d(8, 6, 3, padding=1)
-        self.fused = nn.Linear(6, 18)
-        self.fused.fused_rows = {"q": 6, "k": 6, "v": 6}
-        self.wide = nn.Linear(18, 5)
-        self.tall = nn.Linear(5, 24)
-        self.last = nn.Linear(24, 8)
-        self.head = nn.Linear(8, 37, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.conv(self.tokens(x).mT).mT
-        return self.head(self.last(self.tall(self.wide(self.fused(x)).relu())))
+def forward(net: Net, x: torch.Tensor) -> torch.Tensor:
+    hidden = net.wide(net.fused(net.conv(net.tokens(x).mT).mT)).relu()
+    return net.head(net.last(net.tall(hidden)))
 
 
 def make() -> Net:
+    """Tall, wide, uneven over two ranks, convolutional, fused, tied."""
     torch.manual_seed(0)
-    return Net()
+    shapes = {"fused": (6, 18), "wide": (18, 5), "tall": (5, 24), "last": (24, 8)}
+    layers = {"tokens": nn.Embedding(37, 8), "conv": nn.Conv1d(8, 6, 3, padding=1)}
+    layers |= {name: nn.Linear(*shape) for name, shape in shapes.items()}
+    net = Net(forward, **layers, head=nn.Linear(8, 37, bias=False))
+    net.fused.fused_rows = {"q": 6, "k": 6, "v": 6}
+    net.head.weight = net.tokens.weight
+    return net
 
 
 def strided() -> Net:
@@ -114,28 +107,22 @@ def sharded_models() -> dict:
     return found
 
 
-def what_was_changed() -> dict[str, bool]:
+def forgets_what_was_changed(model: nn.Module) -> bool:
     """`report.parameters` are the optimizer's own objects, whatever wraps or shards the model."""
-    found = {}
-    nested = nn.ModuleDict({"a": DistributedDataParallel(make())})
-    for name, model in (("ddp", DistributedDataParallel(make())), ("fsdp2", sharded()), ("nested", nested)):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-        held = len(optimizer.state)
-        report = fire(model)
-        dropped = reset_optimizer_state(optimizer, "clear_changed", report)
-        found[name] = dropped == len(report.changed) == held - len(optimizer.state) > 0
-    return found
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    held, report = len(optimizer.state), fire(model)
+    dropped = reset_optimizer_state(optimizer, "clear_changed", report)
+    return dropped == len(report.changed) == held - len(optimizer.state) > 0
 
 
 def dry_run() -> bool:
     model = sharded()
-    before = full(model)
-    report = fire(model, dry_run=True)
-    same = all(torch.equal(before[name], weight) for name, weight in full(model).items())
-    return same and not report.changed and len(report.treated()) == len(find_targets(make()).included)
+    before, report = full(model), fire(model, dry_run=True)
+    count = len(find_targets(make()).included)
+    return stays(model, before) and not report.changed and len(report.treated()) == count
 
 
 def twins() -> nn.Sequential:
@@ -152,51 +139,47 @@ def drawn_at_random(model: nn.Module) -> tuple[dict, int]:
 
 def training_goes_on() -> bool:
     """The parameters stay the optimizer's, forward and backward work, the projected values are used."""
-    model = sharded()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = [id(p) for p in model.parameters()]
-    fire(model)
-    x = torch.arange(12)[None]
-    reference = make()
-    fire(reference)
-    same = torch.allclose(model(x), reference(x), atol=1e-5)
-    model(x).square().mean().backward()
-    optimizer.step()
-    reference(x).square().mean().backward()
-    torch.optim.SGD(reference.parameters(), lr=0.1).step()
+    x, model, reference = torch.arange(12)[None], sharded(), make()
+    before, outputs = [id(p) for p in model.parameters()], []
+    for net in (model, reference):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        fire(net)
+        outputs.append(net(x))
+        outputs[-1].square().mean().backward()
+        optimizer.step()
     after = full(model)
     stepped = all(torch.allclose(after[n], p, atol=1e-5) for n, p in reference.named_parameters())
-    return same and stepped and before == [id(p) for p in model.parameters()]
+    return torch.allclose(*outputs, atol=1e-5) and stepped and before == [id(p) for p in model.parameters()]
+
+
+def stays(model: nn.Module, start: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(p, start[name]) for name, p in full(model).items())
 
 
 def failures(rank: int) -> dict:
     found = {}
     model = sharded()
-    for parameter in (model.wide.weight, model.tall.weight):
-        with torch.no_grad():
-            start = full(model)
-            old = parameter.to_local().clone()
-            if rank == 1:
-                parameter.to_local()[0, 0] = torch.nan
-            name = "wide" if parameter is model.wide.weight else "tall"
-            found[f"nan in {name}"] = message(lambda: fire(model))
-            parameter.to_local().copy_(old)
-            found[f"{name} untouched"] = all(torch.equal(p, start[n]) for n, p in full(model).items())
-    model = make()
-    if rank == 1:
-        model.last.weight.data += 1.0
+    for name in ("wide", "tall"):
+        start, local = full(model), model.get_submodule(name).weight.to_local().detach()
+        old = local.clone()
+        if rank == 1:
+            local[0, 0] = torch.nan
+        found[f"nan in {name}"] = message(lambda: fire(model))
+        local.copy_(old)
+        found[f"{name} untouched"] = stays(model, start)
+    model, wrapped = make(), DistributedDataParallel(make())
+    for differing in (model, wrapped.module):
+        if rank == 1:
+            differing.last.weight.data += 1.0
     start = full(model)
     found["replicas differ"] = message(lambda: fire(model, group=dist.group.WORLD))
-    found["replicas untouched"] = all(torch.equal(p, start[n]) for n, p in full(model).items())
-    wrapped = DistributedDataParallel(make())
-    if rank == 1:
-        wrapped.module.last.weight.data += 1.0
+    found["replicas untouched"] = stays(model, start)
     found["ddp replicas differ"] = message(lambda: fire(wrapped))
     failing = sharded()
     table = find_targets(failing)
     found["out of memory"] = message(lambda: treat_model(failing, table, fails_on_one_rank, action="none"))
     observed = observe(sharded(), action="halved", method="halve")
-    found["boundary method"] = message(lambda: observed.__enter__())
+    found["boundary method"] = message(observed.__enter__)
     flat = FullyShardedDataParallel(make(), use_orig_params=True, device_id=torch.device("cpu"))
     found["fsdp1"] = message(lambda: find_targets(flat))
     return found
@@ -238,7 +221,10 @@ def work(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     found = {"replicated": replicated_models(), "sharded": sharded_models(), "training": training_goes_on()}
     found |= {"random": drawn_at_random(fully_shard(twins())), "failures": failures(rank)}
-    found |= {"changed": what_was_changed(), "dry run": dry_run(), "mine": who_works()}
+    wrapped = {"ddp": DistributedDataParallel(make()), "fsdp2": sharded()}
+    wrapped["nested"] = nn.ModuleDict({"a": DistributedDataParallel(make())})
+    found["changed"] = {name: forgets_what_was_changed(model) for name, model in wrapped.items()}
+    found |= {"dry run": dry_run(), "mine": who_works()}
     found["dash"] = dashed(DistributedDataParallel(make()), BATCHES[rank : rank + 1])
     for initial in (None, DistributedDataParallel(make()).state_dict()):
         for method, settings in STARTS:
@@ -313,18 +299,18 @@ def test_training_goes_on_and_changed_means_the_same_for_every_wrapper(ranks: li
         assert rank["dry run"] and rank["training"]
 
 
-@pytest.mark.parametrize(
-    "failure, said",
-    [
-        ("nan in wide", "wide.weight"),
-        ("nan in tall", "tall.weight"),
-        ("replicas differ", "last.weight"),
-        ("ddp replicas differ", "last.weight"),
-        ("out of memory", "rank 1: OutOfMemoryError: no memory left"),
-        ("boundary method", "random_orthogonal"),
-        ("fsdp1", "summon_full_params"),
-    ],
-)
+SAID = {
+    "nan in wide": "wide.weight",
+    "nan in tall": "tall.weight",
+    "replicas differ": "last.weight",
+    "ddp replicas differ": "last.weight",
+    "out of memory": "rank 1: OutOfMemoryError: no memory left",
+    "boundary method": "random_orthogonal",
+    "fsdp1": "summon_full_params",
+}
+
+
+@pytest.mark.parametrize("failure, said", SAID.items())
 def test_errors_reach_every_rank_and_nothing_is_written(ranks: list[dict], failure: str, said: str) -> None:
     for rank in ranks:
         assert said in rank["failures"][failure]

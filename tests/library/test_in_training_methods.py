@@ -7,7 +7,7 @@ import tiny_nets
 import torch
 from torch import nn
 
-from fire_core import State, UserError, attach, reset_optimizer_state, snapshot
+from fire_core import State, UserError, attach, reset_optimizer_state
 from fire_core.methods import create
 from fire_core.methods.method import find_weights
 from fire_core.methods.spectral import first_vector, largest_singular_value
@@ -19,9 +19,8 @@ def linear(values, bias=None) -> nn.Sequential:
     return nn.Sequential(tiny_nets.linear(values, bias))
 
 
-def state_of(net: nn.Module, rate: float = 0.5) -> State:
-    optimizers = {"net": torch.optim.SGD(net.parameters(), lr=rate)}
-    return State({"net": net}, optimizers, initial=snapshot({"net": net}), phase=1)
+def state_of(net: nn.Module) -> State:
+    return tiny_nets.state_of(net, torch.optim.SGD(net.parameters(), lr=0.5))
 
 
 def test_adamo_by_hand():
@@ -30,8 +29,7 @@ def test_adamo_by_hand():
     net = linear([[2.0, 0.0], [0.0, 1.0]])
     state, method = state_of(net), create("adamo", coefficient=0.01)
     method.before_step(state)
-    with torch.no_grad():
-        net[0].weight += torch.eye(2)
+    net[0].weight.data += torch.eye(2)
     method.after_step(state)
     torch.testing.assert_close(net[0].weight.data, torch.tensor([[2.88, 0.0], [0.0, 2.0]]))
 
@@ -71,16 +69,15 @@ def test_weight_clipping_leaves_frozen_weights_and_norms_and_knows_transposed_on
 
 
 def test_the_tortoise_has_running_statistics_of_its_own_and_the_counts_of_the_hare():
-    net = nn.Sequential(nn.BatchNorm1d(1))
+    net = nn.BatchNorm1d(1)
     state, method = state_of(net), create("hare_tortoise", momentum=0.5, period=100)
     for mean in (0.0, 4.0):
-        net[0].running_mean.fill_(mean)
-        net[0].num_batches_tracked.add_(1)
+        net.running_mean.fill_(mean), net.num_batches_tracked.add_(1)
         method.after_step(state)
     method.before_evaluation(state)
-    assert net[0].running_mean.item() == 2.0 and net[0].num_batches_tracked.item() == 2
+    assert net.running_mean.item() == 2.0 and net.num_batches_tracked.item() == 2
     method.after_evaluation(state)
-    assert net[0].running_mean.item() == 4.0
+    assert net.running_mean.item() == 4.0
     half, method = linear([[1.0]]).bfloat16(), create("hare_tortoise")
     for value in (1.0, 2.0):  # a step of .001 is below the precision of bfloat16
         half[0].weight.data.fill_(value)
@@ -100,10 +97,12 @@ def test_the_tortoise_starts_again_where_a_layer_is_replaced_or_added():
         assert all(torch.equal(a, b) for a, b in zip(trained, net.parameters(), strict=True))
 
 
+PLAIN = {"decay": 0.9, "weight_decay": 0.1, "adaptive": False}
+
+
 def test_no_noise_of_upgd_comes_twice_though_the_state_is_cleared():
-    weight = nn.Parameter(torch.zeros(4))
-    upgd = PerturbedDescent([weight], lr=1.0, sigma=1.0, decay=0.9, weight_decay=0.0, adaptive=False)
-    steps = []
+    weight, steps = nn.Parameter(torch.zeros(4)), []
+    upgd = PerturbedDescent([weight], lr=1.0, sigma=1.0, **PLAIN)
     for _ in range(2):
         weight.data.zero_()
         weight.grad = torch.zeros(4)
@@ -116,10 +115,8 @@ def test_no_noise_of_upgd_comes_twice_though_the_state_is_cleared():
 def test_upgd_by_the_corrected_maximum():
     """Weights 2 and -1 with gradients -1 and -1 have the utilities 2 and -1, so U is sigmoid(1) and sigmoid(-1/2)."""
     w = nn.Parameter(torch.tensor([2.0, -1.0]))
-    plain = {"sigma": 0.0, "decay": 0.9, "weight_decay": 0.1, "adaptive": False}
-    optimizer = PerturbedDescent([w], lr=0.5, maximum="corrected", **plain)
     w.grad = torch.tensor([-1.0, -1.0])
-    optimizer.step()
+    PerturbedDescent([w], lr=0.5, maximum="corrected", sigma=0.0, **PLAIN).step()
     free = 1 - torch.sigmoid(torch.tensor([1.0, -0.5]))
     torch.testing.assert_close(w.data, torch.tensor([1.9, -0.95]) + 0.5 * free)
 
@@ -149,15 +146,17 @@ def test_an_optimizer_with_two_learning_rates_is_not_replaced_by_one_with_one(na
 
 
 def test_upgd_in_bfloat16_goes_on_as_if_it_had_not_stopped():
-    def step(net, optimizer):
+    def build(net):
+        return create("upgd").build(net, torch.optim.SGD(net.parameters(), lr=0.1))
+
+    def utility_after_a_step(net, optimizer):
         net[0].weight.grad = torch.full_like(net[0].weight, 0.37)
         optimizer.step()
+        return optimizer.state[net[0].weight]["utility"]
 
     net = linear([[2.0, -1.0]]).bfloat16()
-    optimizer = create("upgd").build(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    step(net, optimizer)
-    again = copy.deepcopy(net)
-    resumed = create("upgd").build(again, torch.optim.SGD(again.parameters(), lr=0.1))
+    optimizer = build(net)
+    utility_after_a_step(net, optimizer)
+    resumed = build(again := copy.deepcopy(net))
     resumed.load_state_dict(optimizer.state_dict())
-    step(net, optimizer), step(again, resumed)
-    assert torch.equal(optimizer.state[net[0].weight]["utility"], resumed.state[again[0].weight]["utility"])
+    assert torch.equal(utility_after_a_step(net, optimizer), utility_after_a_step(again, resumed))

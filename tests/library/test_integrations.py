@@ -68,33 +68,42 @@ def lightning_run(callback, folder, epochs, resume=None, others=(), learning_rat
     return module, spy, trainer
 
 
+def steps_of(*callbacks) -> list[int]:
+    """The steps at which they fired."""
+    return [step for callback in callbacks for step, _ in callback.reports]
+
+
+def assert_equal_weights(one: nn.Module, other: nn.Module, tolerance: float = 0.0) -> None:
+    torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=tolerance)
+
+
 def test_lightning_fires_on_steps_and_does_what_fire_does(tmp_path: Path) -> None:
     callback = LightningCallback(EveryNSteps(8), solver="exact", targets="-head")
     module, spy, trainer = lightning_run(callback, tmp_path, epochs=2)
-    assert [step for step, _ in callback.reports] == [8]
+    assert steps_of(callback) == [8]
     expected = Module()
     expected.load_state_dict(spy.weights[8])
     fire(expected, solver="exact", targets="-head")
-    assert all(torch.equal(value, expected.state_dict()[name]) for name, value in module.state_dict().items())
+    assert_equal_weights(module, expected)
     assert callback.reports[0][1].changed == {"net.0.weight"}
     with_state = {id(parameter) for parameter in trainer.optimizers[0].state}
     assert id(module.net[0].weight) not in with_state and id(module.net[2].weight) in with_state
 
 
-@pytest.mark.parametrize(
-    "trigger, settings, steps",
-    [
-        (Plateau("val_loss", patience=2), {"epochs": 5}, [12]),
-        (Plateau("val_loss", patience=2), {"epochs": 1, "val_check_interval": 1}, [3]),
-        (Plateau("train_loss", patience=2), {"epochs": 4, "val_check_interval": 2}, [12]),
-        (Plateau("train_loss", patience=9), {"epochs": 3}, []),
-        (EveryNSteps(1), {"epochs": 1, "accumulate_grad_batches": 2}, [1, 2]),
-    ],
-)
+FIRED = [
+    (Plateau("val_loss", patience=2), {"epochs": 5}, [12]),
+    (Plateau("val_loss", patience=2), {"epochs": 1, "val_check_interval": 1}, [3]),
+    (Plateau("train_loss", patience=2), {"epochs": 4, "val_check_interval": 2}, [12]),
+    (Plateau("train_loss", patience=9), {"epochs": 3}, []),
+    (EveryNSteps(1), {"epochs": 1, "accumulate_grad_batches": 2}, [1, 2]),
+]
+
+
+@pytest.mark.parametrize("trigger, settings, steps", FIRED)
 def test_lightning_fires_at_hand_worked_steps(tmp_path: Path, trigger, settings, steps) -> None:
     callback = LightningCallback(trigger)
     _, _, trainer = lightning_run(callback, tmp_path, **settings)
-    assert [step for step, _ in callback.reports] == steps and trainer.current_epoch == settings["epochs"]
+    assert steps_of(callback) == steps and trainer.current_epoch == settings["epochs"]
 
 
 def test_lightning_resumes_its_trigger(tmp_path: Path) -> None:
@@ -105,15 +114,11 @@ def test_lightning_resumes_its_trigger(tmp_path: Path) -> None:
     expected, _, _ = lightning_run(whole, tmp_path / "whole", epochs=4)
     first, second = make(), make()
     lightning_run(first, tmp_path / "first", epochs=2)
-    actual, _, _ = lightning_run(
-        second, tmp_path / "second", epochs=4, resume=str(tmp_path / "first" / "last.ckpt")
-    )
+    resume = str(tmp_path / "first/last.ckpt")
+    actual, _, _ = lightning_run(second, tmp_path / "second", epochs=4, resume=resume)
     lightning_run(whole, tmp_path / "again", epochs=4)  # the same callback in another fit
-    assert [step for step, _ in whole.reports] == [12, 12]
-    steps = [step for callback in (first, second) for step, _ in callback.reports]
-    assert steps == [step for step, _ in whole.reports][:1] == [12]
-    for name, value in expected.state_dict().items():
-        assert torch.equal(value, actual.state_dict()[name]), name
+    assert steps_of(whole) == [12, 12] and steps_of(first, second) == [12]
+    assert_equal_weights(actual, expected)
 
 
 def far_from_orthogonal(weight: Tensor) -> float:
@@ -122,17 +127,19 @@ def far_from_orthogonal(weight: Tensor) -> float:
     return float((torch.linalg.svdvals(weight.detach()) / scale - 1).abs().max())
 
 
-@pytest.mark.parametrize("kind", ["ema", "mean", "swa"])
+AVERAGES = {
+    "ema": lambda: lightning.callbacks.EMAWeightAveraging(decay=0.999),
+    "mean": lightning.callbacks.WeightAveraging,
+    "swa": lambda: lightning.callbacks.StochasticWeightAveraging(swa_lrs=1e-9, swa_epoch_start=1),
+}
+
+
+@pytest.mark.parametrize("kind", AVERAGES)
 def test_lightning_starts_averages_anew(tmp_path: Path, kind: str) -> None:
     """One step after FIRE, validation sees the new weights, not an average with the old ones."""
-    averages = {
-        "ema": lambda: lightning.callbacks.EMAWeightAveraging(decay=0.999),
-        "mean": lightning.callbacks.WeightAveraging,
-        "swa": lambda: lightning.callbacks.StochasticWeightAveraging(swa_lrs=1e-9, swa_epoch_start=1),
-    }
     callback = LightningCallback(EveryNSteps(7), solver="exact", targets="net.0")
-    module, _, _ = lightning_run(callback, tmp_path, 2, others=(averages[kind](),), learning_rate=1e-9)
-    assert [step for step, _ in callback.reports] == [7]
+    module, _, _ = lightning_run(callback, tmp_path, 2, others=(AVERAGES[kind](),), learning_rate=1e-9)
+    assert steps_of(callback) == [7]
     assert far_from_orthogonal(module.net[0].weight) < 1e-3, "what training ends with is the average"
 
 
@@ -143,20 +150,14 @@ class Holder:
         self.held = held
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        copy.deepcopy,
-        lambda model: {n: p.detach().clone() for n, p in model.named_parameters()},
-        lambda model: Holder([p.detach().clone() for p in model.parameters()]),  # as torch_ema does
-    ],
-)
-def test_copies_that_cannot_start_anew_are_refused(make: object) -> None:
+def test_copies_that_cannot_start_anew_are_refused() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
     LightningCallback(EveryNSteps(1)).begin(0, model, [Holder(model), Holder(nn.Linear(6, 8)), Holder(None)])
-    with pytest.raises(UserError, match=r"Holder\.held.* holds a copy of the weights"):
-        LightningCallback(EveryNSteps(1)).begin(0, model, [Holder(make(model))])
-    LightningCallback(EveryNSteps(1), keep_copies=True).begin(0, model, [Holder(make(model))])
+    copied = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for held in (copy.deepcopy(model), copied, Holder(list(copied.values()))):  # the last as torch_ema does
+        with pytest.raises(UserError, match=r"Holder\.held.* holds a copy of the weights"):
+            LightningCallback(EveryNSteps(1)).begin(0, model, [Holder(held)])
+        LightningCallback(EveryNSteps(1), keep_copies=True).begin(0, model, [Holder(held)])
 
 
 class Average(transformers.TrainerCallback):
@@ -175,16 +176,10 @@ def test_trainer_starts_averages_anew(tmp_path: Path) -> None:
     assert average.average.n_averaged == 1, "the average has seen one step since"
 
 
-class Rows(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        tokens = torch.arange(8) * (index + 1) % 32
-        return {"input_ids": tokens, "labels": tokens}
+ROWS = [dict.fromkeys(("input_ids", "labels"), torch.arange(8) * index % 32) for index in range(1, 17)]
 
 
-def trainer_run(callback, folder, steps, resume=False, **settings):
+def trainer_run(callbacks, folder, steps, resume=False, **settings):
     """The trained model and its trainer."""
     config = transformers.GPT2Config(
         vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=8, bos_token_id=0, eos_token_id=0,
@@ -195,38 +190,34 @@ def trainer_run(callback, folder, steps, resume=False, **settings):
         output_dir=str(folder), max_steps=steps, per_device_train_batch_size=4, save_strategy="steps", save_steps=4,
         report_to=[], disable_tqdm=True, use_cpu=True, logging_strategy="no", lr_scheduler_type="constant", **settings,
     )  # fmt: skip
-    callbacks, data = callback if isinstance(callback, list) else [callback], Rows()
-    model = transformers.GPT2LMHeadModel(config)
-    trainer = transformers.Trainer(
-        model, arguments, train_dataset=data, eval_dataset=data, callbacks=callbacks
-    )
+    given = {"train_dataset": ROWS, "eval_dataset": ROWS, "callbacks": callbacks}
+    trainer = transformers.Trainer(transformers.GPT2LMHeadModel(config), arguments, **given)
     trainer.train(resume_from_checkpoint=resume)
     return trainer.model, trainer
 
 
 def test_trainer_fires_on_steps_and_keeps_the_optimizer_policy(tmp_path: Path) -> None:
     callback = TrainerCallback(EveryNSteps(4), targets="qk")
-    model, trainer = trainer_run(callback, tmp_path, steps=4)
-    assert [step for step, _ in callback.reports] == [4]
-    report = callback.reports[0][1]
+    model, trainer = trainer_run([callback], tmp_path, steps=4)
+    ((step, report),) = callback.reports
+    assert step == 4
     assert report.changed == {"transformer.h.0.attn.c_attn.weight"} and len(report.treated()) == 2
     start = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "checkpoint-4")
-    saved = start.transformer.h[0].attn.c_attn.weight
-    assert torch.equal(saved, model.transformer.h[0].attn.c_attn.weight), "not before it is written"
+    saved, now = (net.transformer.h[0].attn.c_attn.weight for net in (start, model))
+    assert torch.equal(saved, now), "not before it is written"
     state = {id(parameter) for parameter in trainer.optimizer.state}
-    assert id(model.transformer.h[0].attn.c_attn.weight) not in state
-    assert id(model.transformer.wte.weight) in state
+    assert id(now) not in state and id(model.transformer.wte.weight) in state
     assert any(entry.get("fire/targets") == 2 for entry in trainer.state.log_history)
 
 
 def test_trainer_leaves_the_finished_model_alone(tmp_path: Path) -> None:
     callback = TrainerCallback(Plateau("eval_loss", patience=3, min_change=1e9))
-    model, trainer = trainer_run(callback, tmp_path, steps=4, eval_strategy="steps", eval_steps=2)
-    before = copy.deepcopy(model.state_dict())
+    model, trainer = trainer_run([callback], tmp_path, steps=4, eval_strategy="steps", eval_steps=2)
+    before = copy.deepcopy(model)
     for _ in range(4):
         trainer.evaluate()
     assert callback.reports == []
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert_equal_weights(model, before)
 
 
 def test_two_trainer_callbacks_keep_their_own_triggers(tmp_path: Path) -> None:
@@ -239,10 +230,6 @@ def test_two_trainer_callbacks_keep_their_own_triggers(tmp_path: Path) -> None:
     expected, _ = trainer_run(whole := make(), tmp_path / "whole", steps=11)
     trainer_run(first := make(), tmp_path / "parts", steps=4)
     actual, _ = trainer_run(second := make(), tmp_path / "parts", steps=11, resume=True)
-    for name, value in expected.state_dict().items():
-        assert torch.allclose(value, actual.state_dict()[name], atol=1e-6), name
-    for one, before, after in zip(whole, first, second, strict=True):
-        parts = [step for callback in (before, after) for step, _ in callback.reports]
-        assert [step for step, _ in one.reports] == parts
-    assert [step for step, _ in whole[0].reports] == [3, 6, 9]
-    assert [step for step, _ in whole[1].reports] == [5, 10]
+    assert_equal_weights(actual, expected, 1e-6)
+    for one, before, after, steps in zip(whole, first, second, ([3, 6, 9], [5, 10]), strict=True):
+        assert steps_of(one) == steps_of(before, after) == steps

@@ -15,20 +15,19 @@ from tests.tiny_nets import Net, untouched
 
 
 def test_distances_and_ranks_by_hand():
-    tall = torch.linalg.qr(torch.randn(7, 3, dtype=torch.float64))[0]
-    assert metrics.deviation_from_isometry(tall) < 1e-25 and metrics.deviation_from_isometry(tall.T) < 1e-25
-    assert metrics.deviation_from_isometry(2 * tall).item() == pytest.approx(27.0)  # 3 * (4 - 1)^2
+    tall, dfi = torch.linalg.qr(torch.randn(7, 3, dtype=torch.float64))[0], metrics.deviation_from_isometry
+    assert dfi(tall) < 1e-25 and dfi(tall.T) < 1e-25
+    assert dfi(2 * tall).item() == pytest.approx(27.0)  # 3 * (4 - 1)^2
     w = torch.tensor([[1.0, 1.0], [0.0, 1.0]])  # W^T W = [[1, 1], [1, 2]], minus I: [[0, 1], [1, 1]]
-    assert metrics.deviation_from_isometry(torch.stack([w, torch.eye(2)])).tolist() == [3.0, 0.0]
+    assert dfi(torch.stack([w, torch.eye(2)])).tolist() == [3.0, 0.0]
     before, after, initial = torch.tensor([[3.0]]), torch.tensor([[2.0]]), torch.tensor([[1.0]])
     assert metrics.relative_squared_error(before, after, initial).item() == 0.25
     assert metrics.relative_squared_error(before, after, before).isnan()
     # shares 1/2, 1/4, 1/4: entropy 1.5 ln 2
     assert metrics.effective_rank(torch.tensor([2.0, 1.0, 1.0])).item() == pytest.approx(2**1.5, rel=1e-6)
     features = torch.diag(torch.tensor([50.0, 49.0, 1.0, 0.0]))
-    assert metrics.feature_rank(features, delta=0.01).item() == 2  # 99 of 100 reached after two
-    assert metrics.feature_rank(features, delta=0.005).item() == 3
-    assert metrics.feature_rank(torch.zeros(4, 3)).item() == 0
+    ranks = [metrics.feature_rank(features, delta=delta).item() for delta in (0.01, 0.005)]
+    assert ranks == [2, 3] and metrics.feature_rank(torch.zeros(4, 3)) == 0  # 99 of 100 reached after two
     with pytest.raises(UserError, match="diverged"):
         metrics.feature_rank(features / 0)
 
@@ -43,15 +42,13 @@ def test_dormancy_by_hand():
 
 def test_curvature_of_a_net_equals_the_full_hessian_and_leaves_the_net_alone():
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 2)]
-    net = torch.nn.Sequential(*layers).double()
-    net.register_parameter("unused", torch.nn.Parameter(torch.ones(2, dtype=torch.float64)))
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double()
+    net.register_parameter("unused", nn.Parameter(torch.ones(2, dtype=torch.float64)))
     inputs, labels = torch.randn(16, 3, dtype=torch.float64), torch.randint(2, (16,))
-    shapes = {name: p.shape for name, p in net.named_parameters()}
 
     def loss_of(flat: torch.Tensor) -> torch.Tensor:
-        pieces = flat.split([shape.numel() for shape in shapes.values()])
-        weights = {name: x.view(shape) for (name, shape), x in zip(shapes.items(), pieces, strict=True)}
+        pieces = flat.split([p.numel() for p in net.parameters()])
+        weights = {name: x.view_as(p) for (name, p), x in zip(net.named_parameters(), pieces, strict=True)}
         return cross_entropy(torch.func.functional_call(deepcopy(net), weights, (inputs,)), labels)
 
     flat = torch.cat([p.detach().flatten() for p in net.parameters()])
@@ -63,24 +60,25 @@ def test_curvature_of_a_net_equals_the_full_hessian_and_leaves_the_net_alone():
     assert all(p.grad is None for p in net.parameters())
 
 
-@pytest.mark.parametrize(
-    "layers, shape",
-    [
-        ([nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.ReLU()], (2, 3, 6)),
-        ([nn.Conv2d(3, 4, 1), nn.ReLU()], (2, 3, 6, 6)),
-        ([nn.Linear(3, 4), nn.ReLU()], (2, 6, 3)),
-        ([nn.Linear(3, 4), nn.ReLU()], (2, 3)),
-    ],
-)
-def test_dormant_units_are_counted_along_their_own_dimension(layers, shape):
-    """One of four units never fires."""
-    net = nn.Sequential(*layers)
-    layer = next(m for m in net if hasattr(m, "weight"))
+LAYERS = {
+    "conv1d": ([nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.ReLU()], (2, 3, 6)),
+    "conv2d": ([nn.Conv2d(3, 4, 1), nn.ReLU()], (2, 3, 6, 6)),
+    "tokens": ([nn.Linear(3, 4), nn.ReLU()], (2, 6, 3)),
+    "linear": ([nn.Linear(3, 4), nn.ReLU()], (2, 3)),
+}
+
+
+def silence(layer: nn.Module, units: int) -> None:
+    """On positive inputs, the first units never fire."""
     with torch.no_grad():
-        layer.weight.fill_(0.1)
-        layer.weight[1] = -1.0
-        layer.bias.zero_()
-    assert plasticity(net, torch.ones(shape))["dormant_share"] == pytest.approx(0.25)
+        layer.weight.fill_(0.5), layer.bias.zero_()
+        layer.weight[:units] = -1.0
+
+
+@pytest.mark.parametrize("layers, shape", LAYERS.values(), ids=LAYERS)
+def test_dormant_units_are_counted_along_their_own_dimension(layers, shape):
+    silence(layers[0], 1)
+    assert plasticity(nn.Sequential(*layers), torch.ones(shape))["dormant_share"] == pytest.approx(0.25)
 
 
 def test_what_is_scored_is_what_the_next_layer_reads():
@@ -102,11 +100,7 @@ def test_plasticity_looks_at_what_is_trained():
     """A frozen layer with half its units dead, then a trained one with a quarter, whose output spans one direction."""
     hidden = [nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()]
     net = nn.Sequential(*hidden, nn.Linear(4, 2), nn.Linear(2, 2))
-    with torch.no_grad():
-        for layer, dead in ((net[0], 2), (net[2], 1)):
-            layer.weight.fill_(0.5)
-            layer.weight[:dead] = -1.0
-            layer.bias.zero_()
+    silence(net[0], 2), silence(net[2], 1)
     inputs = torch.rand(64, 3)
     assert plasticity(net, inputs)["dormant_share"] == pytest.approx(3 / 8)
     for frozen in (net[0], net[5]):
@@ -114,8 +108,8 @@ def test_plasticity_looks_at_what_is_trained():
     figures = plasticity(net, inputs)
     assert figures["dormant_share"] == pytest.approx(1 / 4)
     assert figures["feature_rank"] == 1  # of what net[4] reads, not net[5]
-    trained = [p for p in net.parameters() if p.requires_grad]
-    assert figures["weight_norm"] == pytest.approx(float(torch.cat([p.flatten() for p in trained]).norm()))
+    trained = torch.cat([p.detach().flatten() for p in net.parameters() if p.requires_grad])
+    assert figures["weight_norm"] == pytest.approx(float(trained.norm()))
     net.requires_grad_(False)
     assert plasticity(net, inputs)["dormant_share"] == pytest.approx(3 / 8)
 
@@ -159,17 +153,9 @@ def densenet(net, x):
     return net.c(torch.cat(net.read, dim=-1))
 
 
-def buffer(net, x):
-    h = torch.zeros(len(x), 12)
-    h[:, :8] = torch.relu(net.a(x))
-    h[:, 8:] = torch.relu(net.b(h[:, :8]))
-    return net.c(h)
-
-
 def shuffled(net, x):
-    h = torch.relu(net.a(x))
-    net.read = [h]
-    return net.b(h.view(-1, 2, 4).transpose(1, 2).flatten(1).roll(3, dims=1))
+    net.read = [torch.relu(net.a(x))]
+    return net.b(net.read[0].view(-1, 2, 4).transpose(1, 2).flatten(1).roll(3, dims=1))
 
 
 def fused_gate(net, x):
@@ -179,23 +165,17 @@ def fused_gate(net, x):
 
 
 DENSE = {"a": (6, 8), "b": (8, 4), "c": (12, 3)}
+FOLLOWED = {
+    critic: {"a": (6, 8), "b": (12, 1)}, crelu: {"a": (6, 8), "b": (16, 3)}, densenet: DENSE,
+    shuffled: {"a": (6, 8), "b": (8, 3)}, fused_gate: {"a": (6, 16), "b": (8, 3)},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "forward, sizes",
-    [
-        (critic, {"a": (6, 8), "b": (12, 1)}),
-        (crelu, {"a": (6, 8), "b": (16, 3)}),
-        (densenet, DENSE),
-        (shuffled, {"a": (6, 8), "b": (8, 3)}),
-        (fused_gate, {"a": (6, 16), "b": (8, 3)}),
-    ],
-)
-def test_units_are_followed_to_their_reader(forward, sizes):
+@pytest.mark.parametrize("forward", FOLLOWED)
+def test_units_are_followed_to_their_reader(forward):
     torch.manual_seed(0)
-    net, x = net_of(forward, **sizes), torch.randn(64, 6)
-    inputs = (x, 50 * torch.randn(64, 4)) if forward is critic else x
-    figures = plasticity(net, inputs)
+    net, x = net_of(forward, **FOLLOWED[forward]), torch.randn(64, 6)
+    figures = plasticity(net, (x, 50 * torch.randn(64, 4)) if forward is critic else x)
     assert figures["dormant_share"] == pytest.approx(share(*net.read)) and share(*net.read) > 0
     assert "unmeasured" not in figures
 
@@ -227,20 +207,28 @@ def test_an_elementwise_function_is_known_by_what_it_does(name):
     assert plasticity(net, torch.randn(64, 6))["dormant_share"] == pytest.approx(share(*net.read)) == 0.25
 
 
-@pytest.mark.parametrize(
-    "mix", [lambda h: h.cumsum(-1), lambda h: h.sort(-1).values, lambda h: h.view(-1, 4, 2).mean(-1)]
-)
+MIXED = {"cumsum": lambda h: h.cumsum(-1), "sort": lambda h: h.sort(-1).values}
+MIXED["mean"] = lambda h: h.view(-1, 4, 2).mean(-1)
+
+
+@pytest.mark.parametrize("mix", MIXED.values(), ids=MIXED)
 def test_layers_that_cannot_be_measured_are_counted(mix):
     torch.manual_seed(0)
     forward = lambda net, x: net.c(mix(torch.relu(net.b(torch.relu(net.a(x))))))  # noqa: E731
-    net = net_of(forward, a=(6, 8), b=(8, 8), c=(8, 3))
+    net, x = net_of(forward, a=(6, 8), b=(8, 8), c=(8, 3)), torch.randn(64, 6)
     net.c = nn.LazyLinear(3)
-    net(torch.randn(2, 6))
-    figures = plasticity(net, torch.randn(64, 6))
+    net(x)
+    figures = plasticity(net, x)
     assert figures["dormant_share"] == 0.25 and figures["unmeasured"] == 1  # of a alone
 
 
 def test_what_is_written_into_a_part_of_a_tensor_is_counted_as_unmeasured():
+    def buffer(net, x):
+        h = torch.zeros(len(x), 12)
+        h[:, :8] = torch.relu(net.a(x))
+        h[:, 8:] = torch.relu(net.b(h[:, :8]))
+        return net.c(h)
+
     assert plasticity(net_of(buffer, **DENSE), torch.randn(64, 6))["unmeasured"] == 2
 
 

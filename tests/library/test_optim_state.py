@@ -18,21 +18,25 @@ if hasattr(torch.optim, "Muon"):  # from torch 2.9 on
     OPTIMIZERS["muon"] = lambda p: torch.optim.Muon([q for q in p if q.ndim == 2], lr=0.1)
 
 
+def train(net, optimizer, steps=3):
+    inputs = torch.linspace(-1, 1, 32).sin().view(8, 4)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net(inputs).square().sum().backward()
+        optimizer.step()
+
+
 def trained(make):
     torch.manual_seed(0)
     net = nn.Linear(4, 3)
     optimizer = make(list(net.parameters()))
-    inputs = torch.randn(8, 4)
-    for _ in range(3):
-        optimizer.zero_grad()
-        net(inputs).square().sum().backward()
-        optimizer.step()
-    return net, optimizer, inputs
+    train(net, optimizer)
+    return net, optimizer
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_keep_and_clear_changed(name):
-    net, optimizer, _ = trained(OPTIMIZERS[name])
+    net, optimizer = trained(OPTIMIZERS[name])
     held = len(optimizer.state)
     assert reset_optimizer_state({"a": optimizer}, "keep", [net.weight]) == 0 and len(optimizer.state) == held
     second = OPTIMIZERS["sgd"](list(net.parameters()))
@@ -69,20 +73,27 @@ def test_float32_copies_of_half_precision_weights_are_not_missed():
     assert torch.equal(net.weight, treated)
 
 
-class GroupStepAdam(torch.optim.Optimizer):
-    """Counts steps in its group, as apex's FusedAdam does (issues 1615 of apex, 857 of sd-scripts)."""
+class Toy(torch.optim.Optimizer):
+    """An optimizer that remembers where its `update` of a group says."""
 
-    def __init__(self, params, lr=0.1):
-        super().__init__(params, dict(lr=lr))
+    def __init__(self, params, **defaults):
+        super().__init__(params, dict(lr=0.1) | defaults)
 
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            group["step"] = group["step"] + 1 if "step" in group else 1
-            for p in group["params"]:
-                moments = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
-                moments.lerp_(p.grad, 0.1)
-                p.sub_(group["lr"] * moments / (1 - 0.9 ** group["step"]))
+            self.update(group)
+
+
+class GroupStepAdam(Toy):
+    """Counts steps in its group, as apex's FusedAdam does (issues 1615 of apex, 857 of sd-scripts)."""
+
+    def update(self, group):
+        group["step"] = group["step"] + 1 if "step" in group else 1
+        for p in group["params"]:
+            moments = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+            moments.lerp_(p.grad, 0.1)
+            p.sub_(group["lr"] * moments / (1 - 0.9 ** group["step"]))
 
 
 class Lookahead(torch.optim.Optimizer):
@@ -106,55 +117,49 @@ class Lookahead(torch.optim.Optimizer):
                     p.copy_(q)
 
 
-class SAM(torch.optim.Optimizer):
+class SAM(Toy):
     """Shares nothing but the groups with the optimizer inside (issue 73 of davda54/sam)."""
 
     def __init__(self, params):
-        super().__init__(params, dict(rho=0.05))
+        super().__init__(params, rho=0.05)
         self.base_optimizer = torch.optim.Adam(self.param_groups, lr=0.1)
         self.param_groups = self.base_optimizer.param_groups
 
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                self.state[p]["old_p"] = p.data.clone()
+    def update(self, group):
+        for p in group["params"]:
+            self.state[p]["old_p"] = p.data.clone()
         self.base_optimizer.step()
 
 
-class AveragingFree(torch.optim.Optimizer):
+class AveragingFree(Toy):
     """As Schedule-Free: counters in the defaults, z in the state (issue 39 of schedule_free)."""
 
     def __init__(self, params):
-        super().__init__(params, dict(lr=0.1, k=0, weight_sum=0.0))
+        super().__init__(params, k=0, weight_sum=0.0)
 
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            group["weight_sum"] = group["weight_sum"] + 1.0
-            for y in group["params"]:
-                state = self.state[y]
-                if "z" not in state:
-                    state["z"] = torch.clone(y)
-                state["z"].sub_(group["lr"] * y.grad)
-                y.lerp_(state["z"], 1 / group["weight_sum"])
-            group["k"] = group["k"] + 1
+    def update(self, group):
+        group["weight_sum"] = group["weight_sum"] + 1.0
+        for y in group["params"]:
+            state = self.state[y]
+            if "z" not in state:
+                state["z"] = torch.clone(y)
+            state["z"].sub_(group["lr"] * y.grad)
+            y.lerp_(state["z"], 1 / group["weight_sum"])
+        group["k"] = group["k"] + 1
 
 
-class Masters(torch.optim.Optimizer):
+class Masters(Toy):
     """Float32 copies inside, although the bfloat16 parameters are listed (issue 1731 of apex)."""
 
     def __init__(self, params):
-        super().__init__(params, dict(lr=0.1))
+        super().__init__(params)
         self.masters = {}
 
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                master = self.masters.setdefault(p, p.float().clone())
-                master.sub_(group["lr"] * p.grad)
-                p.copy_(master)
+    def update(self, group):
+        for p in group["params"]:
+            master = self.masters.setdefault(p, p.float().clone())
+            master.sub_(group["lr"] * p.grad)
+            p.copy_(master)
 
 
 class Hidden(torch.optim.SGD):
@@ -163,33 +168,26 @@ class Hidden(torch.optim.SGD):
         self.buffers = [torch.zeros(3)]
 
 
-class Anchored(torch.optim.SGD):
+class Anchored(Toy):
     """Weights are computed from the first ones, as in MADGRAD."""
 
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                if "x0" not in state:
-                    state["x0"] = p.clone()
-                p.copy_(state["x0"] - group["lr"] * p.grad)
+    def update(self, group):
+        for p in group["params"]:
+            state = self.state[p]
+            if "x0" not in state:
+                state["x0"] = p.clone()
+            p.copy_(state["x0"] - group["lr"] * p.grad)
 
 
-class SharedCounter(torch.optim.Optimizer):
+class SharedCounter(Toy):
     """Its counter lies in the state, beside the parameters, as k of pytorch_optimizer's MADGRAD."""
 
-    def __init__(self, params):
-        super().__init__(params, dict(lr=0.1))
-
-    @torch.no_grad()
-    def step(self):
+    def update(self, group):
         if "k" not in self.state:
             self.state["k"] = torch.tensor([0])
-        for group in self.param_groups:
-            for p in group["params"]:
-                total = self.state[p].setdefault("s", torch.zeros_like(p)).add_(p.grad)
-                p.sub_(group["lr"] * total / (1 + self.state["k"]))
+        for p in group["params"]:
+            total = self.state[p].setdefault("s", torch.zeros_like(p)).add_(p.grad)
+            p.sub_(group["lr"] * total / (1 + self.state["k"]))
         self.state["k"].add_(1)
 
 
@@ -209,7 +207,7 @@ OTHERS = OPTIMIZERS | {
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_cleared_optimizer_steps_as_a_new_one(name, policy):
     """Its memory lies in its state, or elsewhere."""
-    net, optimizer, inputs = trained(OTHERS[name])
+    net, optimizer = trained(OTHERS[name])
     owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     with torch.no_grad():
         for parameter in owned:
@@ -219,17 +217,13 @@ def test_a_cleared_optimizer_steps_as_a_new_one(name, policy):
     fresh = OTHERS[name](list(twin.parameters()))
     assert reset_optimizer_state(optimizer, policy, owned) == (0 if name == "masters" else len(owned))
     assert all(p is q for p, q in zip(owned, (p for g in optimizer.param_groups for p in g["params"])))
-    for _ in range(4):
-        for model, opt in ((net, optimizer), (twin, fresh)):
-            opt.zero_grad()
-            model(inputs).square().sum().backward()
-            opt.step()
+    train(net, optimizer), train(twin, fresh)
     assert torch.equal(net.weight, twin.weight) and torch.equal(net.bias, twin.bias)
 
 
 @pytest.mark.parametrize("name", ["lookahead", "averaging", "masters"])
 def test_keep_does_not_bring_old_weights_back_through_copies(name):
-    net, optimizer, inputs = trained(OTHERS[name])
+    net, optimizer = trained(OTHERS[name])
     with torch.no_grad():
         net.weight.mul_(-2.0)
     new = net.weight.detach().clone()
@@ -238,23 +232,21 @@ def test_keep_does_not_bring_old_weights_back_through_copies(name):
     assert reset_optimizer_state(optimizer, "keep", net.weight) == 0
     for group in optimizer.param_groups:
         group["lr"] = 0.0
-    for _ in range(3):
-        net(inputs).square().sum().backward()
-        optimizer.step()
+    train(net, optimizer)
     torch.testing.assert_close(net.weight.detach(), new)
 
 
 def test_clear_changed_forgets_a_whole_group_that_counts_its_steps_together():
-    net, optimizer, _ = trained(GroupStepAdam)
+    net, optimizer = trained(GroupStepAdam)
     assert reset_optimizer_state(optimizer, "clear_changed", net.weight) == 2
     assert not optimizer.state and "step" not in optimizer.param_groups[0]
 
 
 def test_memory_that_cannot_be_told_is_an_error_before_anything_is_written():
-    net, optimizer, _ = trained(Hidden)
+    net, optimizer = trained(Hidden)
     with pytest.raises(UserError, match="Hidden keeps 1 tensors in its attribute 'buffers'"):
         reset_optimizer_state(optimizer, "clear", net.weight)
-    net, optimizer, _ = trained(lambda p: Anchored(p, lr=0.1))
+    net, optimizer = trained(Anchored)
     with pytest.raises(UserError, match=r"'x0'.*choose clear"):
         reset_optimizer_state(optimizer, "keep", net.weight)
     assert len(optimizer.state) == 2 and reset_optimizer_state(optimizer, "clear", net.weight) == 2
@@ -263,7 +255,7 @@ def test_memory_that_cannot_be_told_is_an_error_before_anything_is_written():
 
 
 def test_memory_that_parameters_share_is_forgotten_if_any_of_them_changed():
-    net, optimizer, _ = trained(SharedCounter)
+    net, optimizer = trained(SharedCounter)
     assert reset_optimizer_state(optimizer, "clear_changed", net.weight) == 2 and not optimizer.state
     net = nn.Linear(4, 3)
     optimizer = torch.optim.LBFGS(net.parameters())  # keeps its memory with the weight
@@ -279,17 +271,13 @@ def test_adams_counter_starts_again_under_fsdp2(tmp_path):
         fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
         optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
 
-        def step():
-            net(torch.ones(2, 4)).square().sum().backward()
-            optimizer.step()
-
-        step(), step()
+        train(net, optimizer, steps=2)
         report = fire(net)
         assert reset_optimizer_state(optimizer, "clear", report) == 2
-        step()
+        train(net, optimizer, steps=1)
         assert {float(state["step"]) for state in optimizer.state.values()} == {1.0}
         assert reset_optimizer_state(optimizer, "clear_changed", report) == 1
-        step()
+        train(net, optimizer, steps=1)
         assert sorted(float(state["step"]) for state in optimizer.state.values()) == [1.0, 2.0]
     finally:
         torch.distributed.destroy_process_group()

@@ -9,8 +9,8 @@ from torch import nn
 from fire_core import UserError, attach
 from fire_core.methods import create
 from fire_core.methods.plasticity_injection import inject
-from fire_core.state import State, snapshot
-from tests.tiny_nets import Net
+from fire_core.state import snapshot
+from tests.tiny_nets import Net, replica, state_of
 
 
 def head():
@@ -24,7 +24,8 @@ def new_net():
 def trained_state():
     torch.manual_seed(0)
     net, target = new_net(), new_net()
-    state = State({"net": net}, followers=[(target, net)], initial=snapshot({"net": net}))
+    state = state_of(net)
+    state.followers = [(target, net)]
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(torch.randn_like(parameter))
@@ -42,11 +43,8 @@ def test_a_tied_head_leaves_the_embedding_in_training():
 
 def test_a_compiled_net_is_injected_as_a_bare_one_and_a_replica_is_refused():
     _, net, _ = trained_state()
-    replica = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
-    nn.Module.__init__(replica)  # without the several processes that it needs
-    replica.module = net
     with pytest.raises(UserError, match="wrap the net afterwards"):
-        inject(replica, net.state_dict())
+        inject(replica(net), net.state_dict())
     report = inject(torch.compile(net), net.state_dict())
     assert report.changed == {f"head.new.{name}" for name, _ in net.head.new.named_parameters()}
 
@@ -63,13 +61,12 @@ def test_predictions_do_not_change_and_only_the_new_head_and_the_encoder_learn()
     learning = ("encoder", "head.new.0", "head.new.2")
     assert trainable == {f"{module}.{k}" for module in learning for k in ("weight", "bias")}
     assert report.changed == {f"net.{name}" for name in trainable if name.startswith("head")}
-    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
     net(x).square().sum().backward()
-    optimizer.step()
-    hidden = net.encoder(x).relu()
-    start = head()
-    old = {k.removeprefix("head."): v for k, v in state.initial["net"].items() if "head" in k}
-    start.load_state_dict(old)
+    torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1).step()
+    hidden, start = net.encoder(x).relu(), head()
+    start.load_state_dict(
+        {k.removeprefix("head."): v for k, v in state.initial["net"].items() if "head" in k}
+    )
     by_hand = old_head(hidden) + net.head.new(hidden) - start(hidden)
     torch.testing.assert_close(net(x), by_hand, rtol=1e-5, atol=1e-5)
     assert not torch.equal(net.head.new[0].weight, start[0].weight)
@@ -95,9 +92,7 @@ def test_a_rebuilt_net_takes_the_checkpoint_of_an_injected_one(boundaries, first
 
 def test_heads_with_two_outputs_are_combined_entry_by_entry():
     pair = Net(lambda net, x: (net.mean(x), net.spread(x)), mean=nn.Linear(3, 2), spread=nn.Linear(3, 2))
-    net = nn.ModuleDict({"head": pair})
-    state = State({"actor": net}, initial=snapshot({"actor": net}))
-    x = torch.randn(5, 3)
+    net, x = nn.ModuleDict({"head": pair}), torch.randn(5, 3)
     before = net.head(x)
-    create("plasticity_injection").boundary(state)
+    create("plasticity_injection").boundary(state_of(net))
     torch.testing.assert_close(net.head(x), before)

@@ -1,12 +1,13 @@
 """Rival methods against numbers worked out by hand on tiny nets."""
 
 import pytest
+import tiny_nets
 import torch
-from tiny_nets import Net, hooks, linear
+from tiny_nets import Net, hooks, linear, train_step
 from torch import nn
 from torch.nn import functional
 
-from fire_core import State, UserError, attach, find_targets, snapshot
+from fire_core import UserError, attach, find_targets
 from fire_core.measure.plasticity import curvature, plasticity
 from fire_core.methods import create
 from fire_core.methods.dash import shrink
@@ -25,22 +26,18 @@ X = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
 
 
 def state_of(net, inputs=X, targets=None):
-    state = State({"net": net}, initial=snapshot({"net": net}), loss=lambda out, t: (out * t).sum(), phase=1)
-    state.batches = lambda: iter([(inputs, targets)])
-    state.optimizers["net"] = torch.optim.Adam(net.parameters())
-    state.generator = torch.Generator().manual_seed(0)
-    return state
+    adam, loss = torch.optim.Adam(net.parameters()), lambda output, t: (output * t).sum()
+    return tiny_nets.state_of(net, adam, (inputs, targets), loss)
 
 
 def test_dash_takes_convolutions_kernel_by_kernel_or_whole():
+    net, weight = nn.Conv2d(2, 1, (1, 2), bias=False), torch.tensor([[[[3.0, 4.0]], [[0.0, 5.0]]]])
     for kernels, factors in ((True, [0.6, 1.0]), (False, [0.8, 0.8])):
-        net = nn.Conv2d(2, 1, (1, 2), bias=False)
-        net.weight.data = torch.tensor([[[[3.0, 4.0]], [[0.0, 5.0]]]])
+        net.weight.data = weight.clone()
         descent = {"weight": torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]]]])}
         shrink(net, descent, find_targets(net), floor=0.05, kernels=kernels)
         # all four weights at once: (3 + 5) / (sqrt(50) sqrt(2)) = 0.8
-        expected = torch.tensor([[[[3.0, 4.0]], [[0.0, 5.0]]]]) * torch.tensor(factors).view(1, 2, 1, 1)
-        torch.testing.assert_close(net.weight.data, expected)
+        torch.testing.assert_close(net.weight.data, weight * torch.tensor(factors).view(1, 2, 1, 1))
 
 
 def test_dash_leaves_alone_what_is_not_its_own():
@@ -61,81 +58,69 @@ def test_dash_leaves_alone_what_is_not_its_own():
     assert torch.equal(random, torch.get_rng_state())
 
 
-class Stack(nn.Module):
-    """Independent (out, in) matrices in one parameter."""
-
-    stacked_matrices = True
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([[[1.0, 1.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 1.0]]]))
+def declared(weight, **declarations):
+    """A module that holds this weight and says what it is."""
+    module = nn.Module()
+    module.weight = nn.Parameter(weight)
+    module.__dict__.update(declarations)
+    return module
 
 
-class StackedNorm(nn.Module):
-    """A norm layer that torch does not know, one row of gains for each member of a stack."""
-
-    is_norm = True
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([[2.0, 1.0], [0.0, 1.0]]))
-
-
-COLUMN = linear([[1.0], [1.0]])
+STACK = declared(torch.tensor([[[1.0, 1.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 1.0]]]), stacked_matrices=True)
+# of a norm layer that torch does not know
+STACKED_GAINS = declared(torch.tensor([[2.0, 1.0], [0.0, 1.0]]), is_norm=True)
+COLUMN, IDENTITY = linear([[1.0], [1.0]]), linear([[1.0, 0.0], [0.0, 1.0]])
 NORMED = nn.Sequential(linear([[1.0], [1.0]]), nn.BatchNorm1d(2))
 nn.init.constant_(NORMED[1].weight, 2.0)  # two gains: (4 - 1)^2 each
+PENALTIES = [
+    (COLUMN, {"gram": "smaller"}, 1.0),
+    (NORMED, {"norms": False}, 2.0),
+    (nn.Sequential(IDENTITY, STACKED_GAINS), {}, 10.0),  # (4 - 1)^2 + (0 - 1)^2
+    (STACK, {}, 12.0),  # [[1, 1], [1, 0]] for the first, [[3, 0], [0, 0]] for the second
+]
 
 
-@pytest.mark.parametrize(
-    "net, settings, expected",
-    [
-        (COLUMN, {"gram": "smaller"}, 1.0),
-        (NORMED, {"norms": False}, 2.0),
-        (nn.Sequential(linear([[1.0, 0.0], [0.0, 1.0]]), StackedNorm()), {}, 10.0),  # (4 - 1)^2 + (0 - 1)^2
-        (Stack(), {}, 12.0),  # [[1, 1], [1, 0]] for the first, [[3, 0], [0, 0]] for the second
-    ],
-)
+@pytest.mark.parametrize("net, settings, expected", PENALTIES)
 def test_parseval_by_hand(net, settings, expected):
-    state = State({"net": net}, phase=1)
-    penalty = create("parseval", **{"coefficient": 1.0} | settings).penalty(state)
+    penalty = create("parseval", **{"coefficient": 1.0} | settings).penalty(state_of(net))
     assert penalty.item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["adamo", "muon", "parseval", "spectral", "weight_clipping"])
 def test_matrices_stored_as_in_out_are_treated_as_the_same_matrices(name):
     torch.manual_seed(0)
-    nets, gradient = [Stack(), Stack()], torch.randn(2, 3, 2)
-    nets[0].weight = nn.Parameter(torch.randn(2, 3, 2))
-    nets[1].weight, nets[1].stacked_matrices = nn.Parameter(nets[0].weight.detach().mT.clone()), "in_out"
+    weight, gradient = torch.randn(2, 2, 3, 2)
+    nets = [declared(weight.clone(), stacked_matrices=True)]
+    nets.append(declared(weight.mT.clone(), stacked_matrices="in_out"))
     for net, own in zip(nets, (gradient, gradient.mT), strict=True):
         method = create(name, first_phase=0, targets="all")
-        treatment = attach(method, net, torch.optim.SGD(net.parameters(), lr=0.1))
-        ((net.weight * own).sum() + treatment.penalty()).backward()
-        treatment.before_step()
-        treatment.optimizer.step()
-        treatment.after_step()
+        train_step(attach(method, net, torch.optim.SGD(net.parameters(), lr=0.1)), (net.weight * own).sum())
     torch.testing.assert_close(nets[0].weight, nets[1].weight.mT)
 
 
-def steps(method, state, count, net, inputs=X):
-    for _ in range(count):
-        net.train()
-        net(inputs)
-        method.after_step(state)
+def started(name, **settings):
+    """The tiny net with a method, its state, and a function that makes steps."""
+    net, method = tiny(), create(name, **settings)
+    state = state_of(net)
+    method.boundary(state)
+
+    def steps(count, inputs=X):
+        for _ in range(count):
+            net.train()(inputs)
+            method.after_step(state)
+
+    return net, method, state, steps
 
 
 def test_continual_backprop_by_hand():
-    net = tiny()
-    state = state_of(net)
-    method = create("cbp", replacement_rate=0.2, maturity=0, decay=0.5)
-    method.boundary(state)
-    steps(method, state, 1, net)
+    net, method, _, steps = started("cbp", replacement_rate=0.2, maturity=0, decay=0.5)
+    steps(1)
     memory = method.memory["net"]["0"]
     # mean |h| (2, 1, 3) times |w_out| (1, 4, .5) = (2, 4, 1.5), halved by the decay; 3 mature units are due 0.6
     torch.testing.assert_close(memory["utility"], torch.tensor([1.0, 2.0, 0.75]))
     assert float(memory["due"]) == pytest.approx(0.6)
     before = net(X).detach()
-    steps(method, state, 1, net)
+    steps(1)
     memory = method.memory["net"]["0"]
     assert method.counts["recycled"] == 1 and memory["age"].tolist() == [2, 2, 0]
     assert float(memory["due"]) == pytest.approx(0.6 + 0.6 - 1)
@@ -151,13 +136,10 @@ def test_continual_backprop_by_hand():
 
 def test_continual_backprop_gathers_no_quota_before_a_unit_is_mature():
     """asi 370: otherwise many units go at once when the first ones are."""
-    net = tiny()
-    state = state_of(net)
-    method = create("cbp", replacement_rate=0.3, maturity=10)
-    method.boundary(state)
-    steps(method, state, 10, net)
+    _, method, _, steps = started("cbp", replacement_rate=0.3, maturity=10)
+    steps(10)
     assert float(method.memory["net"]["0"]["due"]) == 0.0
-    steps(method, state, 1, net)
+    steps(1)
     assert float(method.memory["net"]["0"]["due"]) == pytest.approx(0.9) and method.counts["recycled"] == 0
 
 
@@ -207,12 +189,10 @@ def test_redo_by_steps_and_with_initial_weights():
 def test_snr_thresholds_are_percentiles_of_a_units_own_silences():
     method = create("snr", percentile=0.8, longest=8)
     histogram = torch.zeros(3, 9, dtype=torch.int32)
-    histogram[0, 1:5] = torch.tensor([0, 5, 3, 2])  # 8 of 10 silences ended by age 3
-    histogram[1] = histogram[0]
+    histogram[:2, 1:5] = torch.tensor([0, 5, 3, 2])  # 8 of 10 silences ended by age 3
     histogram[:, 0] = 99  # firing in consecutive steps is no silence
-    tau = torch.tensor([5, 3, 4], dtype=torch.int32)
-    assert method.new_threshold(histogram, tau).tolist() == [3, 6, 1]
-    assert method.new_threshold(histogram, torch.tensor([8, 7, 8], dtype=torch.int32)).tolist() == [3, 3, 1]
+    for tau, new in (([5, 3, 4], [3, 6, 1]), ([8, 7, 8], [3, 3, 1])):
+        assert method.new_threshold(histogram, torch.tensor(tau, dtype=torch.int32)).tolist() == new
 
 
 def test_snr_over_eight_steps_by_hand():
@@ -232,15 +212,11 @@ def test_snr_over_eight_steps_by_hand():
 
 
 def test_snr_watches_training_only():
-    net = tiny()
-    state = state_of(net)
-    method = create("snr", update_every=1, longest=4)
-    method.boundary(state)
-    net.eval()
-    net(X)
+    net, method, state, steps = started("snr", update_every=1, longest=4)
+    net.eval()(X)
     method.after_step(state)
     assert method.memory["net"]["0"]["steps"] == 0
-    steps(method, state, 1, net, -X)  # every unit is silent
+    steps(1, -X)  # every unit is silent
     assert method.counts["recycled"] == 3
 
 
@@ -265,8 +241,9 @@ def test_muon_is_that_of_torch_on_each_matrix(shape):
             parameter.grad = gradient.clone()
         ours.step(), theirs.step()
     for matrix, first, after in zip(alone, start, matrices(weight), strict=True):
-        # bfloat16 inside: rounding differs, directions do not
-        assert (after - matrix).norm() < 0.05 * (matrix - first).norm()
+        assert (after - matrix).norm() < 0.05 * (
+            matrix - first
+        ).norm()  # bfloat16 inside rounds in another way
 
 
 def test_muon_shares_out_the_parameters():
@@ -325,18 +302,18 @@ def share(net):
     net.append(nn.Embedding(1, 3))[3].weight = net[2].weight
 
 
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        (share, "shares a parameter"),
-        (lambda net: nn.utils.parametrizations.weight_norm(net[2]), "reparametrised"),
-        (lambda net: net[2].requires_grad_(False), "frozen"),
-    ],
-)
-def test_units_of_shared_reparametrised_and_frozen_weights_are_not_replaced(change, said):
+UNFIT = {
+    "shares a parameter": share,
+    "reparametrised": lambda net: nn.utils.parametrizations.weight_norm(net[2]),
+    "frozen": lambda net: net[2].requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("said", UNFIT)
+def test_units_of_shared_reparametrised_and_frozen_weights_are_not_replaced(said):
     net = tiny()
     (layer,), _ = find_unit_layers(net, X)
-    change(net)
+    UNFIT[said](net)
     with pytest.raises(UserError, match=said):
         recycle(net, layer, torch.tensor([0]), generator=torch.Generator())
     if said != "shares a parameter":
@@ -351,11 +328,10 @@ def squared(net, x, keep=None):
 
 
 KEEP = torch.ones(3, dtype=torch.int64)
+BATCHES = {"tensor": X, "mapping": {"x": X, "keep": KEEP}, "tuple": (X, KEEP), "list": [X, KEEP]}
 
 
-@pytest.mark.parametrize(
-    "inputs", [X, {"x": X, "keep": KEEP}, (X, KEEP), [X, KEEP]], ids=["tensor", "mapping", "tuple", "list"]
-)
+@pytest.mark.parametrize("inputs", BATCHES.values(), ids=BATCHES)
 def test_batches_may_be_mappings_tuples_and_lists(inputs):
     torch.manual_seed(0)
     net = Net(squared, first=nn.Linear(2, 3), second=nn.Linear(3, 2))

@@ -12,22 +12,20 @@ from fire_core.targets import TargetTable, find_targets, list_targets, match_par
 from fire_core.targets.skeleton import skeleton
 
 
-class Mixed(nn.Module):
+def mixed() -> nn.Module:
     """One layer of each kind that holds something special."""
+    embeddings = {"tokens": nn.Embedding(10, 4), "positions": nn.Embedding(3, 4)}
+    maps = {"grouped": nn.Conv2d(8, 16, 3, groups=4), "depthwise": nn.Conv2d(8, 8, 3, groups=8)}
+    maps |= {"up": nn.ConvTranspose1d(6, 4, 2), "norm": nn.BatchNorm2d(8)}
+    linear = {"fused": declared(nn.Linear(4, 12), q=4, k=6, v=2), "head": nn.Linear(4, 10, bias=False)}
+    model = nn.ModuleDict({**embeddings, "attention": nn.MultiheadAttention(4, 2), **maps, **linear})
+    model.head.weight = model.tokens.weight
+    return model
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(10, 4)
-        self.positions = nn.Embedding(3, 4)
-        self.attention = nn.MultiheadAttention(4, 2)
-        self.grouped = nn.Conv2d(8, 16, 3, groups=4)
-        self.depthwise = nn.Conv2d(8, 8, 3, groups=8)
-        self.up = nn.ConvTranspose1d(6, 4, 2)
-        self.norm = nn.BatchNorm2d(8)
-        self.fused = nn.Linear(4, 12)
-        self.fused.fused_rows = {"q": 4, "k": 6, "v": 2}
-        self.head = nn.Linear(4, 10, bias=False)
-        self.head.weight = self.tokens.weight
+
+def declared(layer: nn.Module, **rows: int) -> nn.Module:
+    layer.fused_rows = rows
+    return layer
 
 
 def by_name(table: TargetTable) -> dict:
@@ -62,31 +60,28 @@ def test_matrices_of_groups_are_the_maps_of_the_groups(layer: type) -> None:
 
 
 def test_transposed_convolutions_give_out_by_in() -> None:
-    model = Mixed()
+    model = mixed()
     target = by_name(find_targets(model))["up.weight[1]"]
-    assert target.shape == (4, 6)
-    assert torch.equal(target.matrix(model), model.up.weight[:, :, 1].T)
+    assert target.shape == (4, 6) and torch.equal(target.matrix(model), model.up.weight[:, :, 1].T)
     target.write(model, torch.arange(24.0).reshape(4, 6))
     assert model.up.weight[5, 3, 1] == 23.0
 
 
 def test_tied_embedding_appears_once_through_the_linear() -> None:
-    model = Mixed()
+    model = mixed()
     table = find_targets(model)
-    rows = [t for t in table if t.parameter == "tokens.weight"]
-    assert [t.name for t in rows] == ["head.weight"]
-    assert rows[0].included and rows[0].tied and rows[0].role == "head"
-    assert rows[0].scale == pytest.approx(math.sqrt(10 / 4))
+    (head,) = [t for t in table if t.parameter == "tokens.weight"]
+    assert (head.name, head.role, head.scale) == ("head.weight", "head", pytest.approx(math.sqrt(10 / 4)))
+    assert head.included and head.tied
     assert not by_name(table)["positions.weight"].included
     assert all(target.parameter in dict(model.named_parameters()) for target in table)
 
 
 def test_declared_rows_split_a_fused_layer() -> None:
-    model = Mixed()
-    table = by_name(find_targets(model))
-    assert table["fused.weight[k]"].shape == (6, 4)
-    assert torch.equal(table["fused.weight[k]"].matrix(model), model.fused.weight[4:10])
-    assert table["fused.weight[k]"].scale == pytest.approx(math.sqrt(6 / 4))
+    model = mixed()
+    k = by_name(find_targets(model))["fused.weight[k]"]
+    assert (k.shape, k.scale) == ((6, 4), pytest.approx(math.sqrt(6 / 4)))
+    assert torch.equal(k.matrix(model), model.fused.weight[4:10])
     for wrong in ({"q": 4, "k": 4}, [4, 4, 4], {"q": "4"}):
         model.fused.fused_rows = wrong
         with pytest.raises(UserError, match="fused"):
@@ -94,7 +89,7 @@ def test_declared_rows_split_a_fused_layer() -> None:
 
 
 def test_multihead_attention_splits_its_input_projection() -> None:
-    model = Mixed()
+    model = mixed()
     table = by_name(find_targets(model, "attention"))
     assert torch.equal(table["attention.in_proj_weight[v]"].matrix(model), model.attention.in_proj_weight[8:])
     fused = ("attention.in_proj_weight", "fused.weight")
@@ -104,7 +99,7 @@ def test_multihead_attention_splits_its_input_projection() -> None:
 
 
 def test_presets_patterns_exclusions_and_callables() -> None:
-    model = Mixed()
+    model = mixed()
     everything = set(names(model))
     conv = {name for name in everything if name.startswith(("grouped", "up"))}
     assert set(names(model, "conv")) == conv
@@ -123,42 +118,41 @@ def test_presets_patterns_exclusions_and_callables() -> None:
 def test_frozen_parameters_are_out_unless_everything_is_frozen() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     model[0].requires_grad_(False)
-    table = by_name(find_targets(model))
-    assert not table["0.weight"].included and "frozen" in table["0.weight"].reason
+    assert names(model) == ["1.weight"] and "frozen" in by_name(find_targets(model))["0.weight"].reason
     model.requires_grad_(False)
     assert names(model) == ["0.weight", "1.weight"]
 
 
-def test_weights_of_other_kinds_stay_out() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model[0].weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
+def of_other_kinds() -> nn.Module:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)), nn.Conv2d(8, 8, 3, groups=8))
     model[1].lora_A = nn.Linear(4, 2, bias=False)
-    model.append(nn.Linear(6, 4)).append(nn.Linear(6, 4)).append(nn.Conv2d(8, 8, 3, groups=8)).requires_grad_(
-        False
-    )
-    model[2].weight = nn.Parameter(torch.randn(4, 6).to_sparse(), requires_grad=False)
-    model[3].weight = nn.Parameter(torch.randn(9).as_strided((4, 6), (1, 1)), requires_grad=False)
-    table = by_name(find_targets(model))
-    assert [t.name for t in table.values() if t.included] == ["1.weight"]
-    assert "sparse" in table["2.weight"].reason and "share one place" in table["3.weight"].reason
-    assert "depthwise" in table["4.weight"].reason
-    assert "torch.int8" in table["0.weight"].reason
-    quantised = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    quantised[0].weight = nn.Parameter(Quantised(torch.zeros(4, 4, dtype=torch.int8)), requires_grad=False)
-    assert names(quantised.requires_grad_(False)) == ["1.weight"]
-    assert "stored as Quantised" in by_name(find_targets(quantised))["0.weight"].reason
-    assert table["1.lora_A.weight"].kind == "lora" and not table["1.lora_A.weight"].included
+    model.requires_grad_(False)
+    weights = {
+        0: torch.zeros(4, 4, dtype=torch.int8), 2: torch.randn(4, 6).to_sparse(),
+        3: torch.randn(9).as_strided((4, 6), (1, 1)), 4: Quantised(torch.zeros(4, 4, dtype=torch.int8)),
+    }  # fmt: skip
+    for number, weight in weights.items():
+        model[number].weight = nn.Parameter(weight, requires_grad=False)
+    return model
+
+
+def test_weights_of_other_kinds_stay_out() -> None:
+    table = by_name(find_targets(of_other_kinds()))
+    assert [t.name for t in table.values() if t.included] == ["1.weight", "5.weight"]
+    assert table["1.lora_A.weight"].kind == "lora"
+    reasons = {0: "torch.int8", 2: "sparse", 3: "share one place", 4: "stored as Quantised", 6: "depthwise"}
+    for number, reason in reasons.items():
+        assert reason in table[f"{number}.weight"].reason
     with pytest.raises(UserError, match="run one batch"):
         find_targets(nn.Sequential(nn.LazyLinear(3)))
 
 
 def test_match_parameters_gives_whole_layers() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(3, 4), nn.Linear(4, 2))
-    assert match_parameters(model, "linear") == ["2.weight", "2.bias", "3.weight", "3.bias"]
-    assert match_parameters(model, "3.weight") == ["3.weight", "3.bias"]
-    assert match_parameters(model, "1") == ["1.weight", "1.bias"]
-    assert match_parameters(model, ["conv", "head"]) == ["0.weight", "0.bias", "3.weight", "3.bias"]
-    assert match_parameters(model, "linear,-head") == ["2.weight", "2.bias"]
+    layers = {"linear": "23", "3.weight": "3", "1": "1", "conv,head": "03", "linear,-head": "2"}
+    for rule, found in layers.items():
+        assert match_parameters(model, rule) == [f"{i}.{kind}" for i in found for kind in ("weight", "bias")]
+    assert match_parameters(model, ["conv", "head"]) == match_parameters(model, "conv,head")
     with pytest.raises(UserError, match="matches nothing"):
         match_parameters(model, "fc9")
 
@@ -189,14 +183,9 @@ def test_a_model_that_says_it_has_no_head_has_none() -> None:
 
 def test_names_in_a_bare_file() -> None:
     """What GPT-2 stores transposed stays out, T5's table of position biases is an embedding."""
-    names_and_shapes = {
-        "h.0.attn.c_attn.weight": (4, 12),
-        "h.0.mlp.c_fc.weight": (4, 16),
-        "h.0.mlp.c_proj.weight": (16, 4),
-        "block.0.relative_attention_bias.weight": (32, 8),
-        "head.weight": (5, 4),
-    }
-    tree = skeleton({name: torch.randn(shape) for name, shape in names_and_shapes.items()})
+    shapes = {"h.0.attn.c_attn": (4, 12), "h.0.mlp.c_fc": (4, 16), "h.0.mlp.c_proj": (16, 4)}
+    shapes |= {"block.0.relative_attention_bias": (32, 8), "head": (5, 4)}
+    tree = skeleton({f"{name}.weight": torch.randn(shape) for name, shape in shapes.items()})
     table = by_name(find_targets(tree))
     assert [name for name, target in table.items() if target.included] == ["head.weight"]
     assert table["block.0.relative_attention_bias.weight"].kind == "unclear"
@@ -234,56 +223,41 @@ class Own(nn.Module):
         self.__dict__.update(declared)
 
 
-def declared(layer: nn.Module, **rows: int) -> nn.Module:
-    layer.fused_rows = rows
-    return layer
+IN = [  # model, rule, and what is in
+    (nn.Sequential(NormalisedLinear(3, 2)), "all", "0.weight"),
+    (nn.Sequential(nn.Linear(0, 3), nn.Linear(3, 2)), "all", "1.weight"),
+    (nn.Sequential(Own(), nn.Linear(2, 2)), "all", "1.weight"),
+    (Own(fused_rows={"a": 1, "b": 3}, stacked_matrices=True), "all", "weight[a] weight[b] stack[0] stack[1]"),
+    (Own(stacked_matrices="in_out"), lambda target: target.shape == (3, 4), "stack[0] stack[1]"),
+    (torch.compile(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))), "1.weight", "_orig_mod.1.weight"),
+    (nn.ModuleDict({"module": nn.Sequential(nn.Linear(3, 3))}), "0.weight", "module.0.weight"),
+    (nn.ModuleDict({"qkv": nn.Conv1d(2, 6, 1), "o": nn.Conv1d(2, 2, 1)}), "all", "o.weight[0]"),
+    (declared(nn.Conv1d(3, 4, 1), q=1, k=1, v=2), "qk", "weight[q,0] weight[k,0]"),
+    (declared(nn.Conv1d(3, 4, 2), q=1, k=1, v=2), "weight.q", "weight[q,0] weight[q,1]"),
+]
 
 
-@pytest.mark.parametrize(
-    "model, rule, expected",
-    [
-        (nn.Sequential(NormalisedLinear(3, 2)), "all", ["0.weight"]),
-        (nn.Sequential(nn.Linear(0, 3), nn.Linear(3, 2)), "all", ["1.weight"]),
-        (nn.Sequential(Own(), nn.Linear(2, 2)), "all", ["1.weight"]),
-        (
-            Own(fused_rows={"a": 1, "b": 3}, stacked_matrices=True),
-            "all",
-            ["weight[a]", "weight[b]", "stack[0]", "stack[1]"],
-        ),
-        (Own(stacked_matrices="in_out"), lambda target: target.shape == (3, 4), ["stack[0]", "stack[1]"]),
-        (torch.compile(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))), "1.weight", ["_orig_mod.1.weight"]),
-        (nn.ModuleDict({"module": nn.Sequential(nn.Linear(3, 3))}), "0.weight", ["module.0.weight"]),
-        (nn.ModuleDict({"qkv": nn.Conv1d(2, 6, 1), "o": nn.Conv1d(2, 2, 1)}), "all", ["o.weight[0]"]),
-        (declared(nn.Conv1d(3, 4, 1), q=1, k=1, v=2), "qk", ["weight[q,0]", "weight[k,0]"]),
-        (declared(nn.Conv1d(3, 4, 2), q=1, k=1, v=2), "weight.q", ["weight[q,0]", "weight[q,1]"]),
-    ],
-)
-def test_what_is_in(model: nn.Module, rule: str, expected: list[str]) -> None:
-    assert names(model, rule) == expected
+@pytest.mark.parametrize("model, rule, expected", IN)
+def test_what_is_in(model: nn.Module, rule: str, expected: str) -> None:
+    assert names(model, rule) == expected.split()
 
 
-def elsewhere() -> nn.Module:
-    """A layer whose values ZeRO stage 3 keeps on another rank."""
-    layer = nn.Linear(3, 2)
-    layer.weight.ds_shape = (5, 3)
-    return layer
-
-
+ELSEWHERE = nn.Linear(3, 2)
+ELSEWHERE.weight.ds_shape = (5, 3)  # ZeRO stage 3 keeps its values on another rank
 REPEATED = nn.ModuleDict({"blocks": nn.ModuleList(nn.Sequential(nn.Linear(4, 4)) for _ in range(2))})
+NOTHING = [  # model, rule, and what the error says
+    (mixed(), "", "targets='' is not a rule"),
+    (mixed(), "heat", "nearest: head"),
+    (mixed(), "depthwise", "which is out: depthwise"),
+    (mixed(), "all,-nosuch.*", "'nosuch.*'"),
+    (mixed(), lambda target: False, "no matrix"),
+    (mixed(), ["head", 0], r"targets=\['head', 0\] is not a rule"),
+    (ELSEWHERE, "all", "ZeRO stage 3"),
+    (REPEATED, "head", "which they are is not known"),
+]
 
 
-@pytest.mark.parametrize(
-    "model, rule, message",
-    [
-        (Mixed(), "", "targets='' is not a rule"),
-        (Mixed(), "heat", "nearest: head"),
-        (Mixed(), "all,-nosuch.*", "'nosuch.*'"),
-        (Mixed(), lambda target: False, "no matrix"),
-        (Mixed(), ["head", 0], r"targets=\['head', 0\] is not a rule"),
-        (elsewhere(), "all", "ZeRO stage 3"),
-        (REPEATED, "head", "which they are is not known"),
-    ],
-)
+@pytest.mark.parametrize("model, rule, message", NOTHING)
 def test_nothing_to_treat_is_an_error_that_names_what_exists(
     model: nn.Module, rule: object, message: str
 ) -> None:
@@ -305,7 +279,7 @@ def test_targets_and_printed_names_can_be_passed_back() -> None:
     every = find_targets(model).included
     assert find_targets(model, every).included == every
     for chosen in ([every[5]], [every[12], every[-1]], every[9:11]):
-        assert find_targets(model, chosen).included == chosen
-        assert find_targets(model, ",".join(t.name for t in chosen)).included == chosen
-        assert find_targets(model, [t.name for t in chosen]).included == chosen
+        names_of = [t.name for t in chosen]
+        for rule in (chosen, names_of, ",".join(names_of)):
+            assert find_targets(model, rule).included == chosen
     assert len(find_targets(model, "all,-0.weight[1,2]").included) == len(every) - 1

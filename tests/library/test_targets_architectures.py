@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tests.architectures  # noqa: F401 (its import makes that of torchvision possible)
-from fire_core.targets import Target, TargetTable, find_targets
+from fire_core.targets import find_targets
 
 transformers = pytest.importorskip("transformers")
 timm = pytest.importorskip("timm")
@@ -32,29 +32,22 @@ def logits(model: nn.Module) -> Tensor:
         return model(input_ids=torch.arange(2, 14)[None] % 64).logits
 
 
-def parts(table: TargetTable, role: str) -> list[Target]:
-    return [target for target in table.included if target.role == role]
-
-
+GATED = {"intermediate_size": 48, "num_key_value_heads": 2}
+GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 4}
 FUSED = {
-    "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 4},
+    "gpt2": GPT2,
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 1, "max_seq_len": 32},
-    "phi3": {"intermediate_size": 48, "num_key_value_heads": 2},
-    "llama": {"intermediate_size": 48, "num_key_value_heads": 2},
+    **dict.fromkeys(("phi3", "llama"), GATED),
 }
-GATED_QUERY = {"intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 0}
-GATED_QUERY |= {"layer_types": ["full_attention"]}
+GATED_QUERY = {**GATED, "head_dim": 8, "num_experts": 0, "layer_types": ["full_attention"]}
 INTERLEAVED = {  # their fused layers lie in an order of their own
-    "gpt_bigcode": ("attn.c_attn", {"n_embd": 32, "n_layer": 1, "n_head": 4, "multi_query": False}),
+    "gpt_bigcode": ("attn.c_attn", {**GPT2, "multi_query": False}),
     "gpt_neox": ("attention.query_key_value", {"intermediate_size": 48}),
-    "codegen": ("attn.qkv_proj", {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4}),
+    "codegen": ("attn.qkv_proj", {**GPT2, "rotary_dim": 4}),
     "falcon": ("self_attention.query_key_value", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text"), ("self_attn.q_proj", GATED_QUERY)),
     "mamba": ("mixer.in_proj", {}),
-    "gpt_oss": (
-        "mlp.experts.gate_up_proj",
-        {"intermediate_size": 48, "num_key_value_heads": 2, "num_local_experts": 3},
-    ),
+    "gpt_oss": ("mlp.experts.gate_up_proj", {**GATED, "num_local_experts": 3}),
 }
 
 
@@ -71,15 +64,13 @@ def test_interleaved_layers_stay_out_with_a_reason(name: str) -> None:
 def test_q_k_and_v_rows_are_what_they_are_called(name: str) -> None:
     model = build(name, **FUSED[name])
     table = find_targets(model, "attention")
-    q, k, v = (parts(table, role) for role in "qkv")
-    assert len(q) == len(k) == len(v) == 1
-    for target in (*q, *k, *v):
+    ((q,), (k,), (v,)) = ([target for target in table.included if target.role == role] for role in "qkv")
+    for target in (q, k, v):
         target.write(model, torch.randn(target.shape))
     start = logits(model)
-
-    v[0].write(model, torch.zeros(v[0].shape))
+    v.write(model, torch.zeros(v.shape))
     silent = logits(model)
-    for target in (*q, *k):
+    for target in (q, k):
         target.write(model, torch.randn(target.shape))
     assert torch.allclose(logits(model), silent, atol=1e-5) and not torch.allclose(silent, start, atol=1e-3)
 
@@ -98,7 +89,7 @@ def test_gpt2_table() -> None:
 
 
 def test_expert_stacks_split_into_experts_and_halves() -> None:
-    model = build("mixtral", intermediate_size=48, num_key_value_heads=2, num_local_experts=3)
+    model = build("mixtral", **GATED, num_local_experts=3)
     experts = [t for t in find_targets(model).included if t.kind == "expert"]
     assert Counter(t.shape for t in experts) == {(48, 32): 6, (32, 48): 3}
     gate = next(t for t in experts if t.name.endswith("[1,gate]"))

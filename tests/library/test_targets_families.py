@@ -21,6 +21,7 @@ from fire_core.targets.rows import trace_rows
 
 transformers = pytest.importorskip("transformers")
 timm = pytest.importorskip("timm")
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.reference, pytest.mark.timeout(1800)]
 # with v at zero, these depend on q or k for reasons of their own
@@ -32,45 +33,41 @@ ON_THEIR_OWN = {
 
 
 def count(model: nn.Module, example: Any) -> tuple[Counter, list[str]]:
-    """Return how many weights are whole, cut and left out, and those whose matrices hold rows of different factors."""
+    """Return how many weights are whole, cut and left out, and the targets that hold rows of different factors."""
     seen, parameters = trace_rows(model, example), dict(model.named_parameters())
-    found: Counter = Counter()
+    table = find_targets(model)
+    chosen = [t for t in table.included if t.kind in ("linear", "conv")]
+    cut = {t.parameter for t in chosen if any(not p.isdigit() and "group" not in p for p in parts_of(t))}
     wrong = []
-    names: dict[str, set[str]] = {}  # of the parts of each weight; the taps of a convolution are numbers
-    for target in find_targets(model):
+    for target in chosen:
         parameter = parameters[target.parameter]
-        found["left out"] += target.kind == "unclear"
-        if not target.included or target.kind not in ("linear", "conv"):
-            continue
-        label = target.name.partition("[")[2].rstrip("]").split(",")
-        names.setdefault(target.parameter, set()).update(
-            part for part in label if part and not part.isdigit() and "group" not in part
-        )
-        uses = {
-            row: part for part, rows in seen.parts.get(id(parameter), ()) for row in listed(rows, parameter)
-        }
+        uses = {row: p for p, rows in seen.parts.get(id(parameter), ()) for row in listed(rows, parameter)}
         if uses and not target.transposed:
             rows = target.index[0] if target.index else slice(None)
             if len({uses[row] for row in listed(rows, parameter)}) > 1:
                 wrong.append(target.name)
-    found["cut"] = sum(bool(parts) for parts in names.values())
-    found["whole"] = len(names) - found["cut"]
-    return found, wrong
+    whole = {t.parameter for t in chosen} - cut
+    return Counter({"left out": len(table.unclear), "cut": len(cut), "whole": len(whole)}), wrong
+
+
+def parts_of(target: Target) -> list[str]:
+    """What the name of a target says of its rows; the taps of a convolution are numbers."""
+    return [part for part in target.name.partition("[")[2].rstrip("]").split(",") if part]
 
 
 def listed(rows: Any, parameter: Tensor) -> Any:
     return range(len(parameter))[rows] if isinstance(rows, slice) else rows
 
 
+# a part, and the part at zero with which the output does not depend on it
 PAIRS = {"q": "v", "k": "v", "gate": "up", "first": "second"}
-"""A part, and the part at zero with which the output does not depend on it."""
 
 
 def depends(model: nn.Module, run: Any) -> bool | None:
     """Return whether the output depends on q, k and gates with v and the other halves at zero; None if nothing is cut."""
     parts: dict[str, list[Target]] = {}
     for target in find_targets(model).included:
-        parts.setdefault(target.name.partition("[")[2].rstrip("]").split(",")[0], []).append(target)
+        parts.setdefault(next(iter(parts_of(target)), ""), []).append(target)
     owners = {t.parameter for name in PAIRS.values() for t in parts.get(name, ())}
     changed = [t for name in PAIRS for t in parts.get(name, ()) if t.parameter in owners]
     if not changed:
@@ -108,8 +105,8 @@ def test_every_family_of_timm() -> None:
         found, bad = count(model, torch.empty(1, *size, device="meta"))
         total += found
         wrong += [f"{name}: {target}" for target in bad]
-        if found["cut"] and any(
-            t.name.partition("[")[2].startswith(("v", "second")) for t in find_targets(model).included
+        if any(
+            part.startswith(("v", "second")) for t in find_targets(model).included for part in parts_of(t)[:1]
         ):
             with architectures.without_initialisation():
                 real = filled(architectures.shortened(name))
@@ -126,7 +123,7 @@ def test_every_causal_language_model_of_transformers() -> None:
     total: Counter = Counter()
     wrong, dependent, built, proved = [], [], 0, 0
     tokens = torch.arange(2, 14)[None]
-    for name in architectures.causal_language_models():
+    for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         model = architectures.small_language_model(name)
         if model is None:
             continue

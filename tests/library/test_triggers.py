@@ -15,14 +15,11 @@ def fired(trigger: Trigger, key: str, values: list) -> list[int]:
     return [step for step, observed in enumerate(calls) if trigger(step, observed)]
 
 
-def test_every_n_steps_can_begin_early_or_late():
+def test_every_n_steps_can_begin_early_or_late_and_survives_jumps() -> None:
     """A boundary of every 600 steps that is announced a tenth too early, or half a phase too late."""
     for first, wanted in ((540, [540, 1140, 1740]), (900, [900, 1500])):
         rule = EveryNSteps(600, first)
         assert [step for step in range(20, 2001, 20) if rule(step)] == wanted
-
-
-def test_every_n_steps_survives_jumps() -> None:
     trigger = EveryNSteps(10)
     assert [step for step in (0, 9, 10, 11, 35, 39, 40) if trigger(step)] == [10, 35, 40]
     for wrong in (0, 2.5, float("inf"), "3"):
@@ -30,21 +27,22 @@ def test_every_n_steps_survives_jumps() -> None:
             EveryNSteps(wrong)
 
 
-def test_plateau() -> None:
-    values = [5.0, 4.0, None, 4.5, 4.1, 3.9, 3.9, None, 3.9, 3.9, 3.8]
-    assert fired(Plateau("loss", 2), "loss", values) == [4, 8]
-    assert fired(Plateau("accuracy", 2, mode="max"), "accuracy", [0.1, 0.2, 0.2, 0.19, 0.3]) == [3]
-    assert fired(Plateau("loss", 3, min_change=0.5), "loss", [5.0, 4.8, 4.6, 4.55, 4.0]) == [3]
+FIRED = {  # trigger: what it observes, and the steps at which it fires
+    Plateau("x", 2): ([5.0, 4.0, None, 4.5, 4.1, 4.2, 4.2, None, 4.2, 4.2, 3.8], [4, 8]),
+    Plateau("x", 2, mode="max"): ([0.1, 0.2, 0.2, 0.19, 0.3], [3]),
+    Plateau("x", 3, min_change=0.5): ([5.0, 4.8, 4.6, 4.55, 4.0], [3]),
+    Above("x", 0.35): ([0.1, 0.4, 0.5, 0.3, 0.4, 0.2, 0.6], [1, 4, 6]),  # again when the value has fallen
+    # from the highest value since it last fired
+    Fall("x", 0.5): ([4.0, 10.0, None, 5.0, 4.9, 2.0, 1.1, 0.9, 3.0], [4, 7]),
+    Cooldown(EveryNSteps(2), 5): ([0] * 14, [2, 8]),  # what fires in between is lost
+    Cooldown(EveryNSteps(2), 4): ([0] * 14, [2, 6, 10]),  # 4 steps later is late enough
+}
 
 
-def test_above_waits_until_the_value_has_fallen() -> None:
-    values = [0.1, 0.4, 0.5, 0.3, 0.4, 0.2, 0.6]
-    assert fired(Above("x", 0.35), "x", values) == [1, 4, 6]
-
-
-def test_fall_compares_with_the_highest_value_since_it_last_fired() -> None:
-    values = [4.0, 10.0, None, 5.0, 4.9, 2.0, 1.1, 0.9, 3.0]
-    assert fired(Fall("x", 0.5), "x", values) == [4, 7]
+@pytest.mark.parametrize("trigger", FIRED, ids=lambda trigger: type(trigger).__name__)
+def test_triggers_fire_at_hand_worked_steps(trigger: Trigger) -> None:
+    values, steps = FIRED[trigger]
+    assert fired(trigger, "x", values) == steps
 
 
 def test_a_metric_that_comes_late_is_waited_for() -> None:
@@ -52,11 +50,6 @@ def test_a_metric_that_comes_late_is_waited_for() -> None:
     assert not any(trigger(step, {"epoch": 1.0}) for step in range(99))
     assert fired(trigger, "loss", [1.0, 1.0, 1.0]) == [2]
     assert not any(trigger(step, {"epoch": 1.0}) for step in range(500))
-
-
-def test_cooldown_loses_what_fires_in_between() -> None:
-    assert fired(Cooldown(EveryNSteps(2), 5), "x", [0] * 14) == [2, 8]
-    assert fired(Cooldown(EveryNSteps(2), 4), "x", [0] * 14) == [2, 6, 10]  # 4 steps later is late enough
 
 
 MAKERS: list[Callable[[], Trigger]] = [

@@ -10,18 +10,12 @@ from fire_core.units import LAWS, draw, find_unit_layers, incoming, outgoing, re
 from tests.tiny_nets import Net
 
 
-class StackedLinear(nn.Module):
+def stacked(stack, inputs, outputs):
     """Members (stack, out, in), as the critics of SAC."""
-
-    stacked_matrices = True
-
-    def __init__(self, stack, inputs, outputs):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(stack, outputs, inputs))
-        self.bias = nn.Parameter(torch.zeros(stack, outputs))
-
-    def forward(self, x):
-        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
+    layer = Net(lambda net, x: torch.baddbmm(net.bias.unsqueeze(1), x, net.weight.mT))
+    layer.weight, layer.bias = (nn.Parameter(torch.randn(stack, outputs, *rest)) for rest in ([inputs], []))
+    layer.stacked_matrices = True
+    return layer
 
 
 def joined(net, x):
@@ -56,7 +50,7 @@ def test_integers_of_the_input_are_followed():
 
 
 def test_entries_are_read_and_written_unit_by_unit():
-    net = nn.Sequential(StackedLinear(2, 3, 4), nn.ReLU(), StackedLinear(2, 4, 1))
+    net = nn.Sequential(stacked(2, 3, 4), nn.ReLU(), stacked(2, 4, 1))
     (layer,), _ = find_unit_layers(net, torch.randn(2, 5, 3))
     assert layer.units == 8 and layer.outgoing == (("2", 1),)
     weight, bias = incoming(net, layer)

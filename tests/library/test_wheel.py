@@ -35,18 +35,6 @@ print(seconds)
 """
 
 
-def build(folder: Path, name: str, links: dict[str, Path]) -> Path:
-    """Return the wheel that is built from a copy of these files, so that the build leaves nothing behind."""
-    pytest.importorskip("setuptools", minversion="77")
-    source = folder / name
-    source.mkdir()
-    for target, path in links.items():
-        (source / target).symlink_to(path)
-    pip("wheel", "--no-deps", "--no-build-isolation", "-w", folder, source)
-    (wheel,) = folder.glob(f"{name}-*.whl")
-    return wheel
-
-
 def pip(*arguments: str | Path) -> None:
     done = subprocess.run([sys.executable, "-m", "pip", "-q", *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -55,8 +43,12 @@ def pip(*arguments: str | Path) -> None:
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of packages of a new environment: the wheel of the library is installed, and what it requires."""
+    pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("wheel")
-    wheel = build(folder, "fire_core", {n: ROOT / n for n in ("pyproject.toml", "LICENSE", "fire_core")})
+    (source := folder / "source").mkdir()  # of links, so that the build leaves nothing behind
+    for name in ("pyproject.toml", "LICENSE", "fire_core"):
+        (source / name).symlink_to(ROOT / name)
+    pip("wheel", "--no-deps", "--no-build-isolation", "-w", folder, source)
     venv.create(folder / "empty", with_pip=False, symlinks=True)
     (site,) = folder.glob("empty/lib/python*/site-packages")
     installed = Path(sysconfig.get_paths()["purelib"])
@@ -64,8 +56,8 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (installed / name).exists():
             (site / name).symlink_to(installed / name)
     # pip sees its own environment too, where the same version may be installed as a link to this folder
-    alone = "install --ignore-installed --no-deps --no-index".split()  # noqa: SIM905
-    pip("--python", folder / "empty/bin/python", *alone, wheel)
+    alone = ("install", "--ignore-installed", "--no-deps", "--no-index")
+    pip("--python", folder / "empty/bin/python", *alone, *folder.glob("fire_core-*.whl"))
     return site
 
 

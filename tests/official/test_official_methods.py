@@ -1,5 +1,6 @@
 """Every method against numbers recorded from the authors' code (tests/official/README.md)."""
 
+import itertools
 import json
 from collections import Counter
 from types import SimpleNamespace
@@ -9,12 +10,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fire_core import State, UserError, snapshot
+from fire_core import State, UserError
 from fire_core.methods import create
 from fire_core.methods.fire import fire
 from fire_core.methods.muon import orthogonalize
 from fire_core.solvers.polar import polar
-from tests.tiny_nets import METHODS, batch, fill, largest, load, load_into, net, u, untouched
+from tests import tiny_nets
+from tests.tiny_nets import METHODS, batch, fill, largest, load, load_into, net, state_of, u, untouched
 from vision.models import build
 from vision.official.cbp import columns_of, linked_layers, mean_outgoing
 from vision.official.outputs import OutputRecorder, chain, last_rows, watched_layers
@@ -26,6 +28,9 @@ OFFICIAL_NETS = {
     "vgg16_tiny_imagenet": {"name": "vgg16", "classes": 200, "image_size": 64},
     "vit_tiny_cifar100": {"name": "vit_tiny", "classes": 100, "image_size": 32},
 }
+MOMENTS = ("exp_avg", "exp_avg_sq")
+KINDS = pytest.mark.parametrize("kind", ["conv", "vit"])
+CELLS = pytest.mark.parametrize("cell", OFFICIAL_NETS)
 
 
 def worst(model: nn.Module, arrays: dict, prefix: str, leave_out: tuple[str, ...] = ()) -> float:
@@ -37,23 +42,22 @@ def worst(model: nn.Module, arrays: dict, prefix: str, leave_out: tuple[str, ...
     )
 
 
-def state_of(model: nn.Module, phase: int = 1) -> State:
-    state = State({"net": model}, initial=snapshot({"net": model}), loss=cross_entropy, phase=phase)
-    state.generator = torch.Generator().manual_seed(0)
-    return state
-
-
 def copy_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {key: value.clone() for key, value in model.state_dict().items()}
 
 
+def loaded(method: str, kind: str, at: str, phase: int = 1) -> tuple[dict, dict, nn.Module, State]:
+    """What is recorded of a method, and a net with its state, filled with the values recorded at this moment."""
+    arrays, settings = load(method)
+    model = load_into(net(kind), arrays, f"{kind}.{at}")
+    return arrays, settings, model, state_of(model, phase=phase)
+
+
 def rows_changed(model: nn.Module, before: dict) -> dict[str, list[int]]:
-    """Names and rows of the tensors that differ from those before; numbers are left out."""
-    return {
-        key: (value != before[key]).reshape(len(value), -1).any(1).nonzero().flatten().tolist()
-        for key, value in model.state_dict().items()
-        if value.ndim and not torch.equal(value, before[key])
-    }
+    """Names and rows of the tensors that differ from those before; a number is a row."""
+    differ = {key: torch.atleast_1d(value != before[key]) for key, value in model.state_dict().items()}
+    rows = {key: each.flatten(1).any(1) if each.ndim > 1 else each for key, each in differ.items()}
+    return {key: each.nonzero().flatten().tolist() for key, each in rows.items() if each.any()}
 
 
 def steps_of(adam: torch.optim.Adam, model: nn.Module) -> dict[str, float]:
@@ -77,10 +81,11 @@ def end_of_epoch(method, state: State) -> None:
         call(state)
 
 
-def draw_globally(method, seed: int) -> None:
-    """Let a method draw from the global generator, as the official code does."""
+def draw_globally(method, seed: int):
+    """Return the method, which draws from the global generator then, as the official code does."""
     torch.manual_seed(seed)
     method.stream = lambda state: torch.default_generator
+    return method
 
 
 @pytest.mark.parametrize("case, targets", [("conv.all", "all"), ("vit.all", "all"), ("vit.is_vit", "qk")])
@@ -90,8 +95,7 @@ def test_fire(case, targets, fidelity):
     model = net(kind)
     before = copy_of(model)
     create("fire", targets=targets).boundary(state_of(model))
-    changed = [key for key, value in model.state_dict().items() if not torch.equal(value, before[key])]
-    assert sorted(changed) == sorted(settings["cases"][case]["changed"])
+    assert rows_changed(model, before).keys() == set(settings["cases"][case]["changed"])
     fidelity("method", "fire", f"weights, {case}", worst(model, arrays, f"{case}.after"), 2e-6)
 
 
@@ -100,26 +104,26 @@ def test_fire_iterations_and_scales(fidelity):
     for name, case in settings["matrices"].items():
         start = u(case["u_number"], *case["shape"]).float()
         for n in case["iterations"]:
-            ours = polar(start[None], "newton_schulz", iterations=n).factor[0]
-            difference = largest(ours, arrays[f"{name}.after{n}"])
+            difference = largest(
+                polar(start, "newton_schulz", iterations=n).factor, arrays[f"{name}.after{n}"]
+            )
             fidelity("method", "fire", f"{name}, {n} iterations", difference, 2e-6)
     for name, case in settings["layers"].items():
         out, columns, *kernel = case["shape"]
         layer = nn.Conv2d(columns, out, kernel) if kernel else nn.Linear(columns, out)
-        layer.weight.data.copy_(arrays[f"{name}.before"])
+        layer.weight.data = arrays[f"{name}.before"].clone()
         fire(layer)
         fidelity("method", "fire", f"scale of {name}", largest(layer.weight, arrays[f"{name}.after"]), 2e-6)
 
 
 def test_shrink_perturb(fidelity):
     arrays, settings = load("shrink_perturb")
-    for kind in ("conv", "vit"):
-        for coefficient in settings["coefficients"]:
-            state = state_of(net(kind, 500))
-            fill(state.nets["net"])
-            create("shrink_perturb", shrink=coefficient).boundary(state)
-            difference = worst(state.nets["net"], arrays, f"{kind}.after{coefficient}")
-            fidelity("method", "shrink_perturb", f"weights, {kind}, {coefficient}", difference, 3e-7)
+    for kind, coefficient in itertools.product(("conv", "vit"), settings["coefficients"]):
+        state = state_of(net(kind, 500))
+        model = fill(state.nets["net"])
+        create("shrink_perturb", shrink=coefficient).boundary(state)
+        difference = worst(model, arrays, f"{kind}.after{coefficient}")
+        fidelity("method", "shrink_perturb", f"weights, {kind}, {coefficient}", difference, 3e-7)
 
 
 def test_full_reset(fidelity):
@@ -146,21 +150,15 @@ def test_dash(case, fidelity):
     # batch norm takes the gradient of conv1's bias away in training mode: what is left is rounding
     noise = ("conv1.bias",) if case.startswith("conv.train") else ()
     fidelity("method", "dash", f"weights, {case}", worst(model, arrays, f"{case}.after", noise), 2e-6)
-    changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
-    assert changed == set(values["changed"]) and model.training == (values["mode"] == "train")
+    assert rows_changed(model, before).keys() == set(values["changed"])
+    assert model.training == (values["mode"] == "train")
 
 
-@pytest.mark.parametrize("kind", ["conv", "vit"])
-def test_parseval(kind, fidelity):
-    arrays, settings = load("parseval")
-    state = state_of(net(kind))
-    loss = create("parseval", coefficient=1.0, first_phase=0).penalty(state)
-    compare_penalty("parseval", kind, state, loss, settings["loss"][kind], arrays, 2e-5, fidelity)
-
-
-def compare_penalty(name, kind, state, loss, recorded, arrays, tolerance, fidelity) -> None:
-    """Loss and gradients of a penalty."""
-    fidelity("method", name, f"loss, {kind}", abs(float(loss.detach()) / recorded - 1), 1e-6)
+def compare_penalty(name, kind, state, coefficient, tolerance, fidelity) -> None:
+    """Loss and gradients."""
+    arrays, settings = load(name)
+    loss = create(name, coefficient=coefficient, first_phase=0).penalty(state)
+    fidelity("method", name, f"loss, {kind}", abs(float(loss.detach()) / settings["loss"][kind] - 1), 1e-6)
     loss.backward()
     for key, p in state.nets["net"].named_parameters():
         gradient = torch.zeros_like(p) if p.grad is None else p.grad
@@ -168,7 +166,12 @@ def compare_penalty(name, kind, state, loss, recorded, arrays, tolerance, fideli
         fidelity("method", name, f"gradient of {kind}.{key}", difference, tolerance)
 
 
-@pytest.mark.parametrize("cell", OFFICIAL_NETS)
+@KINDS
+def test_parseval(kind, fidelity):
+    compare_penalty("parseval", kind, state_of(net(kind)), 1.0, 2e-5, fidelity)
+
+
+@CELLS
 def test_parseval_of_the_official_nets(cell, fidelity):
     _, settings = load("parseval")
     tensors = json.loads((METHODS.parent / "models.json").read_text())[cell]["tensors"]
@@ -179,16 +182,14 @@ def test_parseval_of_the_official_nets(cell, fidelity):
     fidelity("method", "parseval", f"loss, {cell}", abs(float(loss) / recorded - 1), 1e-6)
 
 
-@pytest.mark.parametrize("kind", ["conv", "vit"])
+@KINDS
 def test_l2_init(kind, fidelity):
-    arrays, settings = load("l2_init")
-    state = state_of(load_into(net(kind), arrays, f"{kind}.init"))
-    load_into(state.nets["net"], arrays, f"{kind}.weights")
-    loss = create("l2_init", coefficient=settings["coefficient"], first_phase=0).penalty(state)
-    compare_penalty("l2_init", kind, state, loss, settings["loss"][kind], arrays, 1e-8, fidelity)
+    arrays, settings, model, state = loaded("l2_init", kind, "init")
+    load_into(model, arrays, f"{kind}.weights")
+    compare_penalty("l2_init", kind, state, settings["coefficient"], 1e-8, fidelity)
 
 
-@pytest.mark.parametrize("cell", OFFICIAL_NETS)
+@CELLS
 def test_layers_of_the_official_nets(cell, fidelity):
     """Names differ, so layers are compared by their place in the list, their units and their columns."""
     recorded, model = LAYERS[cell], build(**OFFICIAL_NETS[cell], channels=3)
@@ -228,17 +229,15 @@ def adam_of(model: nn.Module, arrays: dict, prefix: str) -> torch.optim.Adam:
     """Adam with the stored moments and step counts."""
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)
     for key, p in model.named_parameters():
-        adam.state[p] = {"step": arrays[f"{prefix}.step.{key}"].reshape(()).clone()}
-        for moment in ("exp_avg", "exp_avg_sq"):
-            adam.state[p][moment] = arrays[f"{prefix}.{moment}.{key}"].clone()
+        moments = {moment: arrays[f"{prefix}.{moment}.{key}"].clone() for moment in MOMENTS}
+        adam.state[p] = {"step": arrays[f"{prefix}.step.{key}"].reshape(()).clone(), **moments}
     return adam
 
 
-@pytest.mark.parametrize("kind", ["conv", "vit"])
+@KINDS
 def test_redo_scores(kind, fidelity):
-    arrays, settings = load("redo")
-    model = load_into(net(kind), arrays, f"{kind}.before").eval()
-    layers = chain(model)
+    arrays, settings, model, _ = loaded("redo", kind, "before")
+    layers = chain(model.eval())
     assert [layer.name for layer in layers] == settings["hooked_in_forward_order"][kind]
     [values] = OutputRecorder(model, layers, magnitude).look([batch(kind, 1010, 8)[0]], training=False)
     for layer in layers[:-1]:
@@ -250,13 +249,11 @@ def test_redo_scores(kind, fidelity):
 
 @pytest.mark.parametrize("case", load("redo")[1]["cases"])
 def test_redo(case, fidelity, monkeypatch):
-    arrays, settings = load("redo")
-    values, kind = settings["cases"][case], case.split(".")[0]
-    model = load_into(net(kind), arrays, f"{kind}.before")
-    state = state_of(model)
+    kind = case.split(".")[0]
+    arrays, settings, model, state = loaded("redo", kind, "before")
+    values = settings["cases"][case]
     state.optimizers["net"] = adam = adam_of(model, arrays, f"{kind}.before")
-    method = create("redo", variant="official", threshold=values["threshold"])
-    draw_globally(method, 7)
+    method = draw_globally(create("redo", variant="official", threshold=values["threshold"]), 7)
     seen = {layer.name: magnitude(layer, arrays[f"{kind}.buffer.{layer.name}"]) for layer in chain(model)}
     monkeypatch.setattr(OutputRecorder, "look", lambda *a, **k: [seen])
     state.batches = SimpleNamespace(test_inputs=lambda count: None)
@@ -266,8 +263,7 @@ def test_redo(case, fidelity, monkeypatch):
     fidelity("method", "redo", f"weights, {case}", worst(model, arrays, f"{case}.after"), 0.0)
     assert steps_of(adam, model) == values["adam_step_after"] and values["moments_changed"] == []
     for key, p in model.named_parameters():
-        for moment in ("exp_avg", "exp_avg_sq"):
-            assert torch.equal(adam.state[p][moment], arrays[f"{kind}.before.{moment}.{key}"])
+        assert all(torch.equal(adam.state[p][m], arrays[f"{kind}.before.{m}.{key}"]) for m in MOMENTS)
         p.grad = arrays.get(f"{case}.next_gradient.{key}")
     start = copy_of(model)
     adam.step()
@@ -288,24 +284,20 @@ def test_redo_looks_at_the_last_test_images_after_the_test_alone():
             act(state)
     with untouched(model.bn1):
         method.after_evaluation(state)
-    assert method.counts["recycled"] > 0 and model.training
-    assert not any(module._forward_hooks for module in model.modules())
-    state.phase = 0
     recycled = method.counts["recycled"]
+    assert recycled > 0 and model.training and tiny_nets.hooks(model) == 0
+    state.phase = 0
     end_of_epoch(method, state)  # first_phase is 1: off before
     assert method.counts["recycled"] == recycled
 
 
-@pytest.mark.parametrize("kind", ["conv", "vit"])
+@KINDS
 def test_cbp(kind, fidelity):
     """Twelve steps; features and outgoing weights as recorded, so that rounding does not add up."""
-    arrays, settings = load("cbp")
+    arrays, settings, model, state = loaded("cbp", kind, "start")
     case = settings["cases"][kind]
-    model = load_into(net(kind), arrays, f"{kind}.start")
-    state = state_of(model)
-    settings = {key: case[key] for key in ("replacement_rate", "maturity", "decay")}
-    method = create("cbp", variant="official", **settings)
-    draw_globally(method, case["seed"])
+    values = {key: case[key] for key in ("replacement_rate", "maturity", "decay")}
+    method = draw_globally(create("cbp", variant="official", **values), case["seed"])
     layers = method.find_layers(state, "net")
     assert [layer.name for layer in layers] == list(case["layers"])
     method.memory["net"] = {layer.name: method.start_memory(layer, torch.device("cpu")) for layer in layers}
@@ -318,10 +310,10 @@ def test_cbp(kind, fidelity):
             feature = arrays[f"{prefix}.feature.{layer.name}"]
             memory["kept"] = torch.zeros(0, len(feature))
             where = f"{kind}.{layer.name}, step {entry['step']}"
-            for reader, _ in layer.outgoing:
-                if (recorded := arrays.get(f"{prefix}.outgoing.{layer.name}")) is not None:
-                    difference = largest(mean_outgoing(model.get_submodule(reader)), recorded)
-                    fidelity("method", "cbp", f"outgoing weights, {where}", difference, 1e-6)
+            recorded = arrays.get(f"{prefix}.outgoing.{layer.name}")
+            for reader, _ in layer.outgoing if recorded is not None else ():
+                difference = largest(mean_outgoing(model.get_submodule(reader)), recorded)
+                fidelity("method", "cbp", f"outgoing weights, {where}", difference, 1e-6)
             chosen = method.choose(model, layer, memory, feature[None])
             if len(chosen):
                 replaced[layer.name] = chosen.tolist()
@@ -337,14 +329,11 @@ def test_cbp(kind, fidelity):
             fidelity("method", "cbp", what, worst(model, arrays, f"{prefix}.after"), 0.0)
 
 
-@pytest.mark.parametrize("kind", ["conv", "vit"])
+@KINDS
 def test_cbp_features(kind, fidelity):
     """What the hooks see in real training, until the first unit is replaced."""
-    arrays, settings = load("cbp")
-    case = settings["cases"][kind]
-    model = load_into(net(kind), arrays, f"{kind}.start").train()
-    method = create("cbp", variant="official", first_phase=0)
-    state = state_of(model, phase=0)
+    arrays, settings, model, state = loaded("cbp", kind, "start", phase=0)
+    case, method = settings["cases"][kind], create("cbp", variant="official", first_phase=0)
     method.check(state)
     adam = torch.optim.Adam(model.parameters(), lr=1e-2)
     for step in range(4):
@@ -376,27 +365,28 @@ def test_cbp_draws_normal_weights():
     assert (model[0].bias == 0).all() and (model[2].weight == 0).all()
 
 
+def official_snr(state: State, **settings: float):
+    method = draw_globally(create("snr", variant="official", first_phase=0, **settings), 5)
+    method.check(state)
+    return method
+
+
 @pytest.mark.parametrize("case", [c for c in load("snr")[1]["cases"] if c.startswith("mlp")])
 def test_snr_over_96_steps(case, fidelity):
     arrays, settings = load("snr")
+    second = [0.3, -0.2, -0.9, -1.5, 0.1, -0.6]
+    layers = {
+        "fc1": (torch.eye(8), [0.0] * 8),
+        "fc2": (u(4000, 6, 8), second),
+        "fc3": (u(4001, 3, 6), [0.0] * 3),
+    }
     model = nn.Sequential()
-    for name, shape in (("fc1", (8, 8)), ("fc2", (8, 6)), ("fc3", (6, 3))):
-        model.add_module(name, nn.Linear(*shape))
+    for name, (weight, bias) in layers.items():
+        model.add_module(name, tiny_nets.linear(weight.tolist(), bias))
         model.add_module(f"{name}_relu", nn.ReLU())
-    with torch.no_grad():
-        model.fc1.weight.copy_(torch.eye(8))
-        model.fc2.weight.copy_(u(4000, 6, 8))
-        model.fc2.bias.copy_(torch.tensor([0.3, -0.2, -0.9, -1.5, 0.1, -0.6]))
-        model.fc3.weight.copy_(u(4001, 3, 6))
-        for layer in (model.fc1, model.fc3):
-            layer.bias.zero_()
-    start = {key: value.clone() for key, value in model.state_dict().items()}
-    state = state_of(model, phase=0)
+    start, state = copy_of(model), state_of(model, phase=0)
     state.optimizers["net"] = torch.optim.Adam(model.parameters(), lr=0.0)
-    percentile = settings["cases"][case]["percentile"]
-    method = create("snr", variant="official", percentile=percentile, first_phase=0)
-    method.check(state)
-    draw_globally(method, 5)
+    method = official_snr(state, percentile=settings["cases"][case]["percentile"])
     memory, reset = method.memory["net"], noting(method)
     model.train()
     for step in range(96):
@@ -407,7 +397,7 @@ def test_snr_over_96_steps(case, fidelity):
             state.optimizers["net"].step()
         reset.clear()
         method.after_step(state)
-        for name in ("fc1", "fc2", "fc3"):
+        for name in layers:
             kept = memory[name]["kept"]
             assert len(kept) == int(arrays[f"{case}.buffer"][step])
             assert kept.any(0).tolist() == arrays[f"{case}.fired.{name}"][step].bool().tolist(), (step, name)
@@ -422,26 +412,22 @@ def test_snr_over_96_steps(case, fidelity):
             steps = steps_of(state.optimizers["net"], model)
             assert steps == settings["cases"][case]["adam_step_after_step0"]
         model.load_state_dict(start)
-    for name in ("fc1", "fc2", "fc3"):
-        silences = memory[name]["silences"].tolist()
+    for name, known in memory.items():
+        silences = known["silences"].tolist()
         counted = Counter((unit, age) for ages in silences for unit, age in enumerate(ages) if age)
         theirs = arrays[f"{case}.histogram_last.{name}"].int().tolist()
         assert counted == {(unit, age): count for unit, age, count in theirs if age}
 
 
-@pytest.mark.parametrize("kind", ["conv", "vit"])
+@KINDS
 def test_snr_at_its_first_step(kind, fidelity):
-    arrays, settings = load("snr")
+    arrays, settings, model, state = loaded("snr", kind, "before", phase=0)
     case = settings["cases"][kind]
-    model = load_into(net(kind), arrays, f"{kind}.before")
-    state = state_of(model, phase=0)
     state.optimizers["net"] = adam = torch.optim.Adam(model.parameters(), lr=0.0)
     for p in model.parameters():
-        moments = {moment: torch.full_like(p, 0.5) for moment in ("exp_avg", "exp_avg_sq")}
+        moments = {moment: torch.full_like(p, 0.5) for moment in MOMENTS}
         adam.state[p] = {"step": torch.tensor(1.0), **moments}
-    method = create("snr", variant="official", percentile=case["percentile"], first_phase=0)
-    method.check(state)
-    draw_globally(method, 5)
+    method = official_snr(state, percentile=case["percentile"])
     chosen = noting(method)
     before = copy_of(model)
     # the stored masks come from the pass before Adam's step: hand over what it saw
@@ -461,8 +447,7 @@ def test_snr_keeps_test_images_between_epochs():
     state = state_of(model, phase=0)
     images = -batch("conv", 1010, 8)[0]
     state.batches = SimpleNamespace(test_inputs=lambda count: images.repeat(count // 8, 1, 1, 1))
-    method = create("snr", variant="official", first_phase=0)
-    method.check(state)
+    method = official_snr(state)
     model(batch("conv", 1000, 256)[0])
     method.after_step(state)
     assert len(method.memory["net"]["conv1"]["kept"]) == 256
@@ -491,11 +476,11 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
             watched[layer] = last_rows(watched.get(layer, rows[:0]), rows)
     watching.remove()
     state.batches = SimpleNamespace(last_inputs={512: batches[1:]}.get)
-    before = copy_of(model)
     model.eval()
     state.phase = 1
-    method.boundary(state)
-    assert not model.training and all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    with untouched(model):
+        method.boundary(state)
+    assert not model.training
     memory = method.memory["net"]
     assert memory.keys() == watched.keys()
     for layer, rows in watched.items():
@@ -515,7 +500,7 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
         create(name, variant="official").boundary(state)
 
 
-@pytest.mark.parametrize("cell", OFFICIAL_NETS)
+@CELLS
 def test_muon_groups(cell, fidelity):
     """Names differ, so the groups are compared by their number of tensors and of entries."""
     recorded = json.loads((METHODS / "muon.json").read_text())["groups"][cell]["groups"]
@@ -536,8 +521,8 @@ def test_muon_groups(cell, fidelity):
 def test_muon_steps(fidelity):
     arrays, settings = load("muon")
     model = nn.Module()  # `head`, biases and `tiny` go to Adam
-    for key in (key for key in arrays if key.startswith("before.")):
-        model.register_parameter(key.removeprefix("before."), nn.Parameter(arrays[key].clone()))
+    for name, values in tiny_nets.beginning("before.", arrays).items():
+        model.register_parameter(name, nn.Parameter(values.clone()))
     default = torch.optim.Adam(model.parameters(), lr=settings["lr_adam"])
     optimizer = create("muon", variant="official").build(model, default)
     for step in (1, 2):
@@ -564,9 +549,8 @@ def test_muon_steps(fidelity):
 def test_muon_orthogonalises_as_recorded(fidelity):
     arrays, _ = load("muon")
     for key in (key for key in arrays if key.startswith("ns") and key.endswith(".in")):
-        theirs = arrays[key.removesuffix("in") + "out"].flatten()
-        ours = orthogonalize(arrays[key]).flatten()
-        cosine = torch.cosine_similarity(ours, theirs.float(), dim=0)
+        ours, theirs = orthogonalize(arrays[key]), arrays[key.removesuffix("in") + "out"].float()
+        cosine = torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0)
         fidelity("method", "muon", f"1 - cosine of {key}", float(1 - cosine), 0.02)
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fire_core.seeding import derive
+from harness.overrides import compose_config
 from harness.runs import numpy_generator
 from rl.dqn.env import Games
 
@@ -15,37 +17,32 @@ GAMES = {"asterix": "Asterix", "beam_rider": "BeamRider", "demon_attack": "Demon
 class OfficialFrames:
     """One game, an agent step at a time: maximum of the last two frames per colour, area-resized, then grey, by OpenCV."""
 
-    def __init__(self, game: str, size: int):
+    def __init__(self, game: str):
         import ale_py
         import gymnasium
 
         gymnasium.register_envs(ale_py)
-        self.env, self.size = gymnasium.make(f"{GAMES[game]}NoFrameskip-v4"), size
+        self.env, self.cv2 = gymnasium.make(f"{GAMES[game]}NoFrameskip-v4"), pytest.importorskip("cv2")
 
     def picture(self, colours: np.ndarray) -> np.ndarray:
-        import cv2
-
-        small = cv2.resize(colours, (self.size, self.size), interpolation=cv2.INTER_AREA)
-        return cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
+        small = self.cv2.resize(colours, (84, 84), interpolation=self.cv2.INTER_AREA)
+        return self.cv2.cvtColor(small, self.cv2.COLOR_RGB2GRAY)
 
     def reset(self, **seed: int) -> np.ndarray:
         return self.picture(self.env.reset(**seed)[0])
 
     def step(self, action: int) -> tuple[np.ndarray, bool]:
-        frames = []
-        for _ in range(4):
+        frames, ended = [], False
+        while len(frames) < 4 and not ended:
             frame, _, ended, _, _ = self.env.step(action)
             frames.append(frame)
-            if ended:
-                break
         return self.picture(np.maximum.reduce(frames[-2:])), ended
 
 
 @pytest.mark.parametrize("game", GAMES)
 def test_frames_are_those_of_the_official_stack(game, fidelity):
     """Four hundred steps, of Asterix into the second episode; the order of `corrected` is seen to differ."""
-    pytest.importorskip("cv2")
-    official = OfficialFrames(game, 84)
+    official = OfficialFrames(game)
     games = {last: Games(game, 1, (84, 84), seed=0, sticky=0.0, grey_last=last) for last in (True, False)}
     generator = np.random.default_rng(0)
     expected = official.reset(seed=0)
@@ -65,7 +62,6 @@ def test_frames_are_those_of_the_official_stack(game, fidelity):
 
 
 def test_official_runs_of_dqn_train_on_official_frames():
-    from harness.overrides import compose_config
     from rl.dqn.play import make_games
 
     first = {}
@@ -74,17 +70,10 @@ def test_official_runs_of_dqn_train_on_official_frames():
         games = make_games(cfg, "games")
         games.reset()
         first[compat] = games.step(np.zeros(games.count, np.int64)).observations
-    colours_first = Games("asterix", 4, (84, 84), seed=make_seed(cfg), grey_last=True)
+    colours_first = Games("asterix", 4, (84, 84), seed=derive(cfg.seed, "games", 0) % 2**31, grey_last=True)
     colours_first.reset()
     assert (first["official"] == colours_first.step(np.zeros(4, np.int64)).observations).all()
     assert (first["official"] != first["corrected"]).any()
-
-
-def make_seed(cfg) -> int:
-    """Seed of the games that a run trains on."""
-    from fire_core.seeding import derive
-
-    return derive(cfg.seed, "games", 0) % 2**31
 
 
 @pytest.fixture(scope="module")

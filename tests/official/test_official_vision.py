@@ -11,7 +11,6 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -21,7 +20,7 @@ from fire_core.methods import available, create
 from harness.config import CONF, compose, options, read_yaml, resolve
 from harness.domains import find
 from tests.composed import with_method
-from tests.tiny_nets import fill, images, labels, u
+from tests.tiny_nets import beginning, fill, images, labels, largest, read_arrays, u
 from vision import evaluate, schedule
 from vision.images import Images, pixel_statistics
 from vision.models import build
@@ -89,6 +88,12 @@ def images_like(name: str) -> Images:
     return Images(name, pictures[0], labels, pictures[1], test_labels, classes, mean, std)
 
 
+def phases_of(experiment: str, seed: int = 1):
+    cfg = paper(experiment)
+    images = images_like(cfg.data.name)
+    return cfg, images, make_phases(**cfg.protocol, images=images, seed=seed, splits=cfg.splits)
+
+
 def build_paper(net: str):
     cfg = paper(experiments_on(net)[0])
     return build(**cfg.model, classes=NETS[net]["classes"], channels=3, image_size=NETS[net]["size"])
@@ -102,41 +107,38 @@ def test_nets_compute_the_same(net, mode, fidelity):
     An input of a ReLU that is zero up to rounding is positive on one CPU and negative on another (AVX-512, AVX2), and its
     gradient is passed on or not. Nets with ReLU are therefore held to 1e-3 in the gradients' norms, the others to 1e-5.
     """
-    about = NETS[net]
-    recorded = {
-        key.removeprefix(f"{net}.{mode}."): torch.from_numpy(value).double()
-        for key, value in np.load(FOLDER / "models.npz").items()
-        if key.startswith(f"{net}.{mode}.")
-    }
-    model = build_paper(net)
+    about, recorded = NETS[net], beginning(f"{net}.{mode}.", read_arrays(FOLDER / "models.npz"))
+    model, order = build_paper(net), [name for name, *_ in about["tensors"]]
     assert sum(p.numel() for p in model.parameters()) == about["parameters"]
     shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     assert shapes == {name: shape for name, _, shape, _ in about["tensors"]}
-    fill(model, order=[name for name, *_ in about["tensors"]])
-    model.train(mode == "train")
+    fill(model, order=order).train(mode == "train")
     logits = model(images(1000, 8, about["size"]))
     loss = cross_entropy(logits, labels(8, about["classes"]))
     loss.backward()
     weights = dict(model.named_parameters())
-    gradients = [weights[name].grad.flatten().double() for name, *_ in about["tensors"] if name in weights]
+    gradients = [weights[name].grad.flatten().double() for name in order if name in weights]
     norms = torch.stack([gradient.norm() for gradient in gradients])
-    products = [(gradient * u(2000 + j, len(gradient))).sum() for j, gradient in enumerate(gradients)]
-    probes = torch.stack(products)
-    real = recorded["grad_norm"] > 1e-6 * recorded["grad_norm"].max()  # the rest is rounding noise
+    probes = torch.stack(
+        [(gradient * u(2000 + j, len(gradient))).sum() for j, gradient in enumerate(gradients)]
+    )
+    their_norms = recorded["grad_norm"].double()
+    real = their_norms > 1e-6 * their_norms.max()  # the rest is rounding noise
     kinks = any(isinstance(module, torch.nn.ReLU) for module in model.modules())
-    off = (probes - recorded["grad_probe"]).abs() / recorded["grad_norm"]
-    off_logits = (logits.detach() - recorded["logits"]).abs().max()
+    off = (probes - recorded["grad_probe"]).abs() / their_norms
     found = {
-        "logits": (off_logits, 1e-5 if net.startswith("vgg16") else 3e-6),
-        "loss": (abs(loss.item() - about["loss"][mode]) / about["loss"][mode], 1e-6),
-        "gradient norms": ((norms / recorded["grad_norm"] - 1)[real].abs().max(), 1e-3 if kinks else 1e-5),
+        "logits": (largest(logits, recorded["logits"]), 1e-5 if net.startswith("vgg16") else 3e-6),
+        "loss": (abs(loss.item() / about["loss"][mode] - 1), 1e-6),
+        "gradient norms": ((norms / their_norms - 1)[real].abs().max(), 1e-3 if kinks else 1e-5),
         "gradient probes": (off[real].max(), 1e-2 if kinks else 1e-4),
     }
-    if mode == "train" and "buffer_norm_after" in recorded and len(recorded["buffer_norm_after"]):
+    if mode == "train" and len(recorded.get("buffer_norm_after", ())):
         state = model.state_dict()
         after = [state[n].norm() for n, kind, *_ in about["tensors"] if kind.startswith("running")]
-        change = torch.stack(after) / recorded["buffer_norm_after"] - 1
-        found["running statistics"] = (change.abs().max(), 1e-6)
+        found["running statistics"] = (
+            (torch.stack(after) / recorded["buffer_norm_after"] - 1).abs().max(),
+            1e-6,
+        )
     for what, (difference, tolerance) in found.items():
         for experiment in experiments_on(net):
             fidelity("cell", experiment, f"net: {what}, {mode} mode", float(difference), tolerance)
@@ -157,30 +159,25 @@ def test_nets_start_the_same(net, fidelity):
         if cfg.batch_norm_start == "official":
             switches.pass_zeros(model, 3, NETS[net]["size"])
         states.append(model.state_dict())
-    largest = {"parameters": 0.0, "buffers": 0.0}
+    found = {"parameters": 0.0, "buffers": 0.0}
     statistics = [name for name, kind, *_ in NETS[net]["tensors"] if kind.startswith("running")]
     rounding = statistics[8:] if net.startswith("vgg16") else []
-    tolerances = {"parameters": 1e-6, "buffers": 1e-4 if rounding else 1e-6}
-    for name, kind, _, recorded in NETS[net]["tensors"]:
-        if name in rounding:
-            continue
+    for name, kind, _, recorded in (entry for entry in NETS[net]["tensors"] if entry[0] not in rounding):
         drawn = torch.cat([state[name].flatten().double() for state in states])
-        moments = (drawn.mean(), drawn.std(correction=0), drawn.min(), drawn.max())
+        moments = torch.stack([drawn.mean(), drawn.std(correction=0), drawn.min(), drawn.max()])
         group = "buffers" if kind.startswith("running") or kind == "count" else "parameters"
-        difference = max(abs(float(a) - b) for a, b in zip(moments, recorded, strict=True))
-        largest[group] = max(largest[group], difference)
-    for group, difference in largest.items():
+        found[group] = max(found[group], largest(moments, torch.tensor(recorded, dtype=torch.float64)))
+    for group, difference in found.items():
+        tolerance = 1e-4 if rounding and group == "buffers" else 1e-6
         for experiment in experiments_on(net):
-            fidelity("cell", experiment, f"net: {group} at the start", difference, tolerances[group])
+            fidelity("cell", experiment, f"net: {group} at the start", difference, tolerance)
 
 
 @pytest.mark.parametrize("seed", TRAINING["seeds"])
 @pytest.mark.parametrize("experiment", CELLS)
 def test_seeds_mean_the_same_images(experiment, seed, fidelity):
-    cfg = paper(experiment)
-    images = images_like(cfg.data.name)
+    cfg, images, phases = phases_of(experiment, seed)
     recorded = TRAINING["splits"][str(seed)][DATA_SETS[cfg.data.name][0]]
-    phases = make_phases(**cfg.protocol, images=images, seed=seed, splits=cfg.splits)
     if cfg.protocol.name == "class_incremental":
         order = torch.tensor(recorded["class_order"])
         wrong, share = 0, len(order) // len(phases)
@@ -202,9 +199,7 @@ def test_seeds_mean_the_same_images(experiment, seed, fidelity):
 
 @pytest.mark.parametrize("experiment", CELLS)
 def test_stages_have_the_same_size(experiment, fidelity):
-    cfg = paper(experiment)
-    images = images_like(cfg.data.name)
-    phases = make_phases(**cfg.protocol, images=images, seed=1, splits=cfg.splits)
+    cfg, images, phases = phases_of(experiment)
     stages = rows_of("stages.csv")[CELLS[experiment]]
     assert len(phases) == len(stages)
     wrong = defaultdict(int)
@@ -234,33 +229,32 @@ def test_images_are_normalised_the_same(name, fidelity):
     experiments = experiments_on(NET_OF_DATA[name])
     assert {paper(experiment).normalisation for experiment in experiments} == {"official"}
     images = switches.with_statistics(images_like(name))
-    recorded = TRAINING["normalisation"][DATA_SETS[name][0]]
     pixels = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     for part in ("train", "test"):
-        wanted = recorded["train"] if recorded[part] == "same" else recorded[part]
-        mean, std = (torch.tensor(wanted[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
-        difference = images.normalise(pixels, test=part == "test") - (pixels / 255 - mean) / std
+        difference = largest(images.normalise(pixels, test=part == "test"), normalised(pixels, name, part))
         for experiment in experiments:
-            fidelity("cell", experiment, f"data: pixels, {part}", float(difference.abs().max()), 2e-6)
-
-
-def test_other_data_keep_their_own_statistics():
-    images = images_like("cifar10")
+            fidelity("cell", experiment, f"data: pixels, {part}", difference, 2e-6)
     images.name = "image_folder"
-    assert switches.with_statistics(images) is images
+    assert switches.with_statistics(images) is images, "other data keep their own statistics"
+
+
+def normalised(pixels: torch.Tensor, name: str, part: str) -> torch.Tensor:
+    """Pictures of a part of a data set as the authors normalise them."""
+    recorded = TRAINING["normalisation"][DATA_SETS[name][0]]
+    constants = recorded["train"] if recorded[part] == "same" else recorded[part]
+    mean, std = (torch.tensor(constants[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
+    return (pixels / 255 - mean) / std
 
 
 @pytest.mark.parametrize("experiment", CELLS)
 def test_every_epoch_has_the_same_learning_rate(experiment, fidelity):
     """Of every method's Adam, and of Muon's two groups, at the rates that the loop sets."""
-    cfg = paper(experiment)
+    cfg, _, phases = phases_of(experiment)
     net = build("cnn", classes=3, channels=3, image_size=8, width=4)
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate)
     treatment = attach(create(**method_of(experiment, "muon")), net, adam)
-    largest = {"Adam": 0.0, "Muon, matrices": 0.0, "Muon, the rest": 0.0}
+    worst = {"Adam": 0.0, "Muon, matrices": 0.0, "Muon, the rest": 0.0}
     recorded = rows_of("schedules.csv.gz")[CELLS[experiment]]
-    images = images_like(cfg.data.name)
-    phases = make_phases(**cfg.protocol, images=images, seed=1, splits=cfg.splits)
     assert len(recorded) == sum(phase.epochs for phase in phases)
     for row in recorded:
         phase, epoch = phases[int(row["stage"])], int(row["epoch"])
@@ -268,17 +262,17 @@ def test_every_epoch_has_the_same_learning_rate(experiment, fidelity):
         found = {"Adam": (adam.param_groups[0]["lr"], row["lr_adam"])}
         if phase.index != treatment.state.phase:
             treatment.boundary(phase.index)
-        theirs = treatment.optimizer
-        assert (theirs is adam) == (row["muon_run_optimizer"] == "adam")
-        set_learning_rate(theirs, cfg, phase, epoch)
-        rates = [group["lr"] for group in theirs.param_groups]
-        if theirs is not adam:
-            matrices = [g["lr"] for g in theirs.param_groups if any(p.ndim > 1 for p in g["params"])]
+        optimizer = treatment.optimizer
+        assert (optimizer is adam) == (row["muon_run_optimizer"] == "adam")
+        set_learning_rate(optimizer, cfg, phase, epoch)
+        if optimizer is not adam:
+            matrices = [g["lr"] for g in optimizer.param_groups if any(p.ndim > 1 for p in g["params"])]
             found["Muon, matrices"] = (max(matrices), row["muon_run_lr_matrices"])
+        rates = [group["lr"] for group in optimizer.param_groups]
         found["Muon, the rest"] = (min(rates), row["muon_run_lr_rest"])
         for what, (ours, recorded_rate) in found.items():
-            largest[what] = max(largest[what], abs(ours - float(recorded_rate)))
-    for what, difference in largest.items():
+            worst[what] = max(worst[what], abs(ours - float(recorded_rate)))
+    for what, difference in worst.items():
         fidelity("cell", experiment, f"schedule: rate of {what}", difference, 1e-12)
 
 
@@ -343,14 +337,11 @@ def run(request, tmp_path_factory):
     squares that call themselves its data set.
     """
     experiment = request.param
-    cfg = paper(experiment)
-    draw = torch.Generator().manual_seed(1)
+    cfg, draw, labels = paper(experiment), torch.Generator().manual_seed(1), torch.arange(60) % 3
     size = 32 if cfg.model.name == "vgg16" else 8
     pictures = torch.randint(256, (60, 3, size, size), dtype=torch.uint8, generator=draw)
-    labels = torch.arange(60) % 3
-    mean, std = pixel_statistics(pictures[:40])
     parts = pictures[:40], labels[:40], pictures[40:], labels[40:]
-    images = Images(cfg.data.name, *parts, 3, mean, std)
+    images = Images(cfg.data.name, *parts, 3, *pixel_statistics(pictures[:40]))
     seen, epoch_ended, base = [], [], available()["none"]
 
     def make_batch(images, phase, indices, labels=None, *, test=False, plain=schedule.make_batch):
@@ -408,13 +399,12 @@ def test_a_new_optimizer_begins_each_phase(run, fidelity):
         after = next(event for event in seen[boundary:] if event[0] == "step")
         assert before[2] != {1}, "the run is too short to tell"
         defaults = after[3].defaults
-        differences = {
-            "steps that it remembers": abs(max(after[2]) - 1),
-            "betas": max(abs(a - b) for a, b in zip(defaults["betas"], recorded["betas"], strict=True)),
-            "epsilon": abs(defaults["eps"] - recorded["eps"]),
-            "weight decay": abs(defaults["weight_decay"] - recorded["weight_decay"]),
-            "rate": abs(defaults["lr"] - recorded["lr"]),
-        }
+        names = {"epsilon": "eps", "weight decay": "weight_decay", "rate": "lr"}
+        differences = {what: abs(defaults[key] - recorded[key]) for what, key in names.items()}
+        differences["steps that it remembers"] = abs(max(after[2]) - 1)
+        differences["betas"] = max(
+            abs(a - b) for a, b in zip(defaults["betas"], recorded["betas"], strict=True)
+        )
         found |= {what: max(found[what], difference) for what, difference in differences.items()}
     assert cfg.optimizer_state == "clear"
     found["batch size"] = abs(cfg.batch_size - TRAINING["batch_size"])
@@ -425,9 +415,11 @@ def test_a_new_optimizer_begins_each_phase(run, fidelity):
 
 def test_gradients_are_clipped(run, fidelity):
     experiment, _, seen = run
-    limit = TRAINING["gradient_clip"]["global_norm"]
-    largest = max(event[1] for event in seen if event[0] == "step")
-    fidelity("cell", experiment, "optimizer: largest norm of a gradient", abs(largest / limit - 1), 1e-4)
+    limit, norms = (
+        TRAINING["gradient_clip"]["global_norm"],
+        [event[1] for event in seen if event[0] == "step"],
+    )
+    fidelity("cell", experiment, "optimizer: largest norm of a gradient", abs(max(norms) / limit - 1), 1e-4)
 
 
 def test_methods_find_the_net_as_the_official_loop_leaves_it(run, fidelity):
@@ -467,14 +459,11 @@ def test_an_epoch_ends_with_a_test_and_then_the_method(run, fidelity):
     experiment, images, seen = run
     ends = [i for i, event in enumerate(seen) if event[0] == "end of epoch"]
     assert len(ends) == 3
-    recorded = TRAINING["normalisation"][DATA_SETS[images.name][0]]
-    constants = recorded["train"] if recorded["test"] == "same" else recorded["test"]
-    mean, std = (torch.tensor(constants[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
-    wanted = (images.test_images / 255 - mean) / std
+    wanted = normalised(images.test_images, images.name, "test")
     for end in ends:
         steps = [i for i, event in enumerate(seen[:end]) if event[0] == "step"]
         tests = [event for event in seen[steps[-1] : end] if event[0] == "test"]
         assert tests, "the method was called before the test"
         assert torch.equal(torch.cat([event[1] for event in tests]), torch.arange(len(images.test_labels)))
-        difference = float((torch.cat([event[2] for event in tests]) - wanted).abs().max())
+        difference = largest(torch.cat([event[2] for event in tests]), wanted)
         fidelity("cell", experiment, "evaluation: test pictures before the method acts", difference, 2e-6)
