@@ -57,8 +57,10 @@ def versions(*extras: str) -> dict[str, str]:
     """Return the versions of Python, torch, numpy and of what extras of pyproject.toml install, such as simulators."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     for extra in extras:
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        for package in (re.match(r"[\w.-]+", line)[0] for line in project["optional-dependencies"][extra]):
+        listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][
+            extra
+        ]
+        for package in (re.match(r"[\w.-]+", line)[0] for line in listed):
             with suppress(metadata.PackageNotFoundError):
                 found[package] = metadata.version(package)
     return found

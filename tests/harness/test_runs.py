@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -109,7 +110,9 @@ def test_lost_metrics_are_not_made_up(tmp_path, trunk):
             play(open_run(tmp_path, label="none", trunk=trunk))
 
 
-@pytest.mark.parametrize("lost", [None, Path.unlink, lambda meta: meta.write_text("{")])
+@pytest.mark.parametrize(
+    "lost", [None, Path.unlink, *(partial(Path.write_text, data=d) for d in ("{", "[1]"))]
+)
 @pytest.mark.parametrize("finished", [False, True])
 def test_another_config_is_a_new_folder_also_where_the_meta_file_is_lost(tmp_path, lost, finished):
     run = stopped(tmp_path)
