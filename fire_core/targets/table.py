@@ -238,12 +238,8 @@ def _hits(table: TargetTable, item: str, matrices_only: bool) -> list[Target]:
     hits = [target for target in table if _matches(target, item)]
     if not hits:
         existing = names(table)
-        known = [
-            *PRESETS,
-            *(f"no_{name}" for name in PRESETS),
-            *(t.module for t in table if t.module),
-            *existing,
-        ]
+        modules = [target.module for target in table if target.module]
+        known = [*PRESETS, *map("no_{}".format, PRESETS), *modules, *existing]
         near = difflib.get_close_matches(item, dict.fromkeys(known), n=4, cutoff=0.6)
         nearest = f"nearest: {', '.join(near)}; " if near else ""
         raise UserError(
@@ -258,9 +254,8 @@ def _hits(table: TargetTable, item: str, matrices_only: bool) -> list[Target]:
 def _matches(target: Target, pattern: str) -> bool:
     """Return whether the pattern matches the target, its parameter (by any of its names), or a module around it."""
     whole, _, label = target.name.rstrip("]").partition("[")
-    parts = [
-        part for part in label.split(",") if not part.isdigit()
-    ]  # q of "q,0,2", a tap of a fused convolution
+    # q of "q,0,2", a tap of a fused convolution
+    parts = [part for part in label.split(",") if not part.isdigit()]
     candidates = {target.name, *(f"{whole}.{part}" for part in (label, *parts))}
     for alias in (target.parameter, *target.aliases):
         words = alias.split(".")
