@@ -56,13 +56,11 @@ def write_facts(folder: Path, config: dict[str, Any], facts: dict[str, Any]) -> 
 def versions(*extras: str) -> dict[str, str]:
     """Return the versions of Python, torch, numpy and of what extras of pyproject.toml install, such as simulators."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    for extra in extras:
-        listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][
-            extra
-        ]
-        for package in (re.match(r"[\w.-]+", line)[0] for line in listed):
-            with suppress(metadata.PackageNotFoundError):
-                found[package] = metadata.version(package)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"] if extras else {}
+    listed = [line for extra in extras for line in project["optional-dependencies"][extra]]
+    for package in (re.match(r"[\w.-]+", line)[0] for line in listed):
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
     return found
 
 
