@@ -119,7 +119,7 @@ def _rows_of(place: Place, traced: Traced | None) -> Layout:
     """
     module, attribute, key = place.module, place.attribute, id(place.parameter)
     sizes = outputs_of(module) if attribute == "weight" else None
-    transposed = sizes is not None and is_transposed(module)
+    transposed = sizes is not None and not isinstance(module, nn.Linear | conv._ConvNd)
     why = f"weight of {class_name(module)}" if sizes is not None else ""
     whole = Layout("linear", f"{why}, stored (in, out)" if transposed else why, transposed=transposed)
     if attribute == "weight" and hasattr(module, "fused_rows"):
@@ -290,16 +290,13 @@ def outputs_of(module: nn.Module) -> tuple[int, int] | None:
     if weight is None or weight.dim() < 2:
         return None
     first, second = weight.shape[:2]
-    if is_transposed(module) or isinstance(module, conv._ConvTransposeNd):
+    # transformers' Conv1D stores (in, out)
+    transposed = hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
+    if transposed or isinstance(module, conv._ConvTransposeNd):
         return second * getattr(module, "groups", 1), first
     if isinstance(module, conv._ConvNd):
         return first, second * module.groups
     return (first, second) if isinstance(module, nn.Linear) and weight.dim() == 2 else None
-
-
-def is_transposed(module: nn.Module) -> bool:
-    """Return whether the module is transformers' Conv1D, which stores (in, out)."""
-    return hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
 
 
 def class_name(module: nn.Module) -> str:

@@ -88,19 +88,16 @@ class Target:
         The matrix is a view of the parameter: writing into it (under `torch.no_grad()`) changes the parameter. Of a part
         whose rows lie apart (interleaved heads), it is a copy; `write` serves both.
         """
-        block = self._parameter(source)[self.index]
+        named = source.get_parameter if isinstance(source, nn.Module) else source.__getitem__
+        block = named(self.parameter)[self.index]
         return block.mT if self.transposed else block
 
     def write(self, source: nn.Module | Mapping[str, Tensor], value: Tensor) -> None:
         """Copy `value` (out, in), of any dtype, into the parameter, in place."""
+        named = source.get_parameter if isinstance(source, nn.Module) else source.__getitem__
         with torch.no_grad():
-            parameter = self._parameter(source)
+            parameter = named(self.parameter)
             parameter[self.index] = (value.mT if self.transposed else value).to(parameter.dtype)
-
-    def _parameter(self, source: nn.Module | Mapping[str, Tensor]) -> Tensor:
-        if isinstance(source, nn.Module):
-            return source.get_parameter(self.parameter)
-        return source[self.parameter]
 
 
 class TargetTable(list):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
-from fire_core.targets.architectures import NORMS, Layout, Place, class_name, layout_of, left_out
+from fire_core.targets.architectures import NORMS, Layout, Place, class_name, layout_of
 from fire_core.targets.rows import Traced, trace_rows
 from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, select, shorten
 
@@ -147,7 +147,7 @@ def _without_matrix(place: Place) -> Layout | None:
         ("parametrizations" in name, "other", PARAMETRISED),
         (p.dim() <= 1, "scale", f"{p.dim()}-D parameter: a vector"),
     )
-    return next((left_out(kind, why) for applies, kind, why in reasons if applies), None)
+    return next((Layout(kind, why, included=False) for applies, kind, why in reasons if applies), None)
 
 
 def _targets(place: Place, layout: Layout) -> Iterator[Target]:

@@ -242,4 +242,4 @@ def test_a_call_is_small_and_the_way_to_the_first_matrix_product_is_short():
     assert way == ["projection.py", "engine.py", "engine.py", "projection.py", "polar.py", "polar.py"]
     functions = {(Path(c.co_filename).name, c.co_qualname) for c in called if "<" not in c.co_name}
     files = {file for file, _ in functions}
-    assert len(functions) <= 50 and len(files) <= 7, sorted(functions)
+    assert len(functions) <= 45 and len(files) <= 7, sorted(functions)
