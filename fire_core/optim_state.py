@@ -13,7 +13,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -148,11 +148,12 @@ def _within(value: Any, key: Any = None) -> Iterator[tuple[Any, Any]]:
 class _Memory(NamedTuple):
     """What the source of a class says about its optimizers: keys of groups and states, and attributes.
 
-    counters: written while it trains. copies: of weights. first: what it starts with, constants or UNKNOWN. kept: keys of a
-    state that are filled before the first step.
+    counters: written while it trains. needed: read while it trains, without asking whether they are there. copies: of
+    weights. first: what it starts with, constants or UNKNOWN. kept: keys of a state that are filled before the first step.
     """
 
     counters: set[str]
+    needed: set[str]
     copies: set[str]
     first: dict[str, Any]
     kept: set[str]
@@ -161,7 +162,7 @@ class _Memory(NamedTuple):
 @cache
 def _memory(kind: type) -> _Memory:
     """Return what the sources of a class and of its bases say. Raises UserError if one cannot be read."""
-    memory = _Memory(set(), set(), {}, set())
+    memory, asked = _Memory(set(), set(), set(), {}, set()), set[tuple[str, str]]()
     for base in reversed(kind.__mro__):
         if base in (Optimizer, object) or base.__module__ in ("typing", "abc"):
             continue
@@ -177,6 +178,10 @@ def _memory(kind: type) -> _Memory:
         start = ast.unparse(methods["__init__"]) if "__init__" in methods else ""
         starts = {"__init__", "add_param_group", *re.findall(r"self\.(\w+)\(", start)}
         for name, method in methods.items():
+            if name not in starts | NO_TRAINING:
+                text = ast.unparse(method)
+                memory.needed.update(re.findall(r"\['(\w+)'\](?! = )", text))
+                asked.update(re.findall(r"'(\w+)' (?:not )?in |\.(?:get|setdefault)\('(\w+)'", text))
             for owner, key, value in _writes(method):
                 is_copy, in_state = _is_copy(value, method), "state" in owner
                 if is_copy:
@@ -187,6 +192,7 @@ def _memory(kind: type) -> _Memory:
                     memory.first[key] = value.value if isinstance(value, ast.Constant) else UNKNOWN
                 elif name not in NO_TRAINING and not in_state and not is_copy:
                     memory.counters.add(key)
+    memory.needed.difference_update(chain.from_iterable(asked))
     memory.counters.difference_update({"lr", "initial_lr"}, getattr(kind, "never_cleared", ()))
     return memory
 
@@ -257,7 +263,7 @@ def _counters(part: Any) -> list[tuple[dict[str, Any], str, Any]]:
     """
     memory, found = _memory(part.__class__), []
     for key in sorted(memory.counters):
-        first = memory.first.get(key, ABSENT)
+        first = memory.first.get(key, UNKNOWN if key in memory.needed else ABSENT)
         owners = [(group, getattr(part, "defaults", {}).get(key, first)) for group in part.param_groups]
         owners += [(vars(part), first)] if _is_number(first) else []
         found += [(owner, key, value) for owner, value in owners if _is_number(owner.get(key))]
