@@ -211,9 +211,10 @@ def _figures(
     group: list[Target], old: Tensor, new: Tensor, treated: Treated, initial: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
     """Return the figures (count,) of a stack before and after, by the names of the fields of `Row`; `new` is rounded."""
-    dfi, residual = deviations(new, treated.scale), treated.residual
+    own = new is treated.matrices  # not rounded
+    dfi, residual = deviations(new, treated.scale if own else None), treated.residual
     if treated.scale is not None:
-        residual = (dfi if new is treated.matrices else deviations(treated.matrices, treated.scale))[1]
+        residual = (dfi if own else deviations(treated.matrices, treated.scale))[1]
     columns = {
         "dfi_before": deviations(old)[0],
         "dfi_after": dfi[0],
@@ -314,4 +315,10 @@ def _stacks(targets: list[Target], parameters: Mapping[str, Tensor]) -> Iterator
 
 def matrices_of(group: list[Target], source: Mapping[str, Tensor], like: Tensor) -> Tensor:
     """Return the matrices of a group in `source`, (count, out, in), of the type and on the device of `like`."""
-    return torch.stack([t.matrix(source) for t in group]).to(like)
+    matrices = torch.stack([t.matrix(source) for t in group]).to(like)
+    if matrices.shape != like.shape:
+        raise UserError(
+            f"{group[0].name!r} is {tuple(like.shape[1:])} in the model and {tuple(matrices.shape[1:])} in initial: give "
+            "the starting weights of this model"
+        )
+    return matrices

@@ -177,6 +177,10 @@ def _memory(kind: type) -> _Memory:
         methods = {each.name: each for each in trees if isinstance(each, ast.FunctionDef)}
         start = ast.unparse(methods["__init__"]) if "__init__" in methods else ""
         starts = {"__init__", "add_param_group", *re.findall(r"self\.(\w+)\(", start)}
+        training = "".join(
+            ast.unparse(each) for name, each in methods.items() if name not in starts | NO_TRAINING
+        )
+        both = set(re.findall(r"self\.(\w+)\(", training))  # some start, and run in every step too
         for name, method in methods.items():
             if name not in starts | NO_TRAINING:
                 text = ast.unparse(method)
@@ -188,9 +192,9 @@ def _memory(kind: type) -> _Memory:
                     memory.copies.add(key)
                 if name in starts and in_state:
                     memory.kept.add(key)
-                elif name in starts:
+                elif name in starts and not (name in both and key in memory.first):
                     memory.first[key] = value.value if isinstance(value, ast.Constant) else UNKNOWN
-                elif name not in NO_TRAINING and not in_state and not is_copy:
+                if name not in NO_TRAINING | (starts - both) and not in_state and not is_copy:
                     memory.counters.add(key)
     memory.needed.difference_update(chain.from_iterable(asked))
     memory.counters.difference_update({"lr", "initial_lr"}, getattr(kind, "never_cleared", ()))

@@ -1,6 +1,7 @@
 """Weights on disk: one safetensors or torch file, or a Hugging Face folder, which is read but never written."""
 
 import json
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Checkpoint:
     def check_output(self, target: Path) -> None:
         """Raise UserError if `save` cannot write to `target`, and make its folder."""
         suffix = SAFE if self.path.is_dir() else self.path.suffix
-        if target.exists() or target.is_symlink():
+        if os.path.lexists(target):
             raise UserError(f"{str(target)!r} exists and is not overwritten: name another output")
         if target.suffix != suffix:
             raise UserError(f"{str(target)!r} should end in {suffix!r}, the format of the output")

@@ -18,7 +18,7 @@ class FireCallback(TriggeredFire, Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
         if trainer.global_step != self._last_step:  # gradient accumulation: batches without an optimizer step
             self._last_step = trainer.global_step
-            self._look(trainer, {})
+            self._look(trainer, pl_module, {})
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._before = dict(trainer.callback_metrics)
@@ -28,14 +28,14 @@ class FireCallback(TriggeredFire, Callback):
             now = trainer.callback_metrics  # keeps old values: those of this validation are new tensors
             fresh = {name: value for name, value in now.items() if value is not self._before.get(name)}
             self._validated |= fresh.keys()
-            self._look(trainer, fresh)
+            self._look(trainer, pl_module, fresh)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         logged = {n: v for n, v in trainer.callback_metrics.items() if n not in self._validated}
-        self._look(trainer, {**logged, "epoch": trainer.current_epoch})
+        self._look(trainer, pl_module, {**logged, "epoch": trainer.current_epoch})
 
-    def _look(self, trainer: Any, metrics: dict[str, Any]) -> None:
-        summary = self.look(trainer.global_step, metrics, trainer.optimizers)
+    def _look(self, trainer: Any, module: Any, metrics: dict[str, Any]) -> None:
+        summary = self.look(trainer.global_step, metrics, module, trainer.optimizers)
         for logger in trainer.loggers if summary else ():
             logger.log_metrics(summary, trainer.global_step)
 

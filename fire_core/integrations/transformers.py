@@ -31,14 +31,14 @@ class FireCallback(TriggeredFire, TrainerCallback):
         self._training = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._look(state, {}, kwargs["optimizer"])
+        self._look(state, {}, kwargs)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._training:  # trainer.evaluate() on its own must not change the model
-            self._look(state, kwargs["metrics"], kwargs["optimizer"])
+            self._look(state, kwargs["metrics"], kwargs)
 
-    def _look(self, state: Any, metrics: dict[str, Any], optimizer: Any) -> None:
-        if summary := self.look(state.global_step, metrics, [optimizer]):
+    def _look(self, state: Any, metrics: dict[str, Any], given: dict[str, Any]) -> None:
+        if summary := self.look(state.global_step, metrics, given["model"], [given["optimizer"]]):
             state.log_history.append({**summary, "step": state.global_step})
         # the trainer's own way of storing it confuses two callbacks of one class
         state.stateful_callbacks[self.state_key] = self.trigger.state_dict()

@@ -49,35 +49,37 @@ class TriggeredFire:
     def begin(self, step: int, model: nn.Module, others: Iterable[Any]) -> None:
         """Check the targets and the other callbacks; a trigger that has seen another training starts over at step 0."""
         find_targets(model, self.settings.get("targets", "all"))
-        self._model, self._others = model, tuple(others)
-        tuple(self._averages())
+        self._others = tuple(others)  # the search for averages takes lists and modules alone
+        tuple(self._averages(model))
         if step == 0:
             self.trigger.load_state_dict(copy.deepcopy(self._start))
 
-    def look(self, step: int, metrics: Mapping[str, Any], optimizers: list[Any]) -> dict[str, float]:
+    def look(
+        self, step: int, metrics: Mapping[str, Any], model: nn.Module, optimizers: list[Any]
+    ) -> dict[str, float]:
         """Ask the trigger, and act if it fires; return the summary of the report then. Of several ranks, 0 decides."""
         scalars = {n: v for n, v in metrics.items() if not isinstance(v, Tensor) or v.numel() == 1}
         observed = {n: float(v) for n, v in scalars.items() if isinstance(v, int | float | Tensor)}
         due, group = self.trigger(step, observed), None
         if dist.is_available() and dist.is_initialized():
-            decision = torch.tensor(due, dtype=torch.uint8, device=next(self._model.parameters()).device)
+            decision = torch.tensor(due, dtype=torch.uint8, device=next(model.parameters()).device)
             dist.broadcast(decision, 0)
             due, group = bool(decision), dist.group.WORLD if dist.get_world_size() > 1 else None
         if not due:
             return {}
-        averages = tuple(self._averages())
-        report = fire(self._model, group=group, **self.settings)
+        averages = tuple(self._averages(model))
+        report = fire(model, group=group, **self.settings)
         reset_optimizer_state(optimizers, self.optimizer_state, report)
         for average, updates in averages:
-            average.load_state_dict(unwrap(self._model).state_dict())
+            average.load_state_dict(unwrap(model).state_dict())
             if updates is not None:
                 updates.zero_()
         self.reports.append((step, report))
         return {f"fire/{name}": value for name, value in report.summary().items()}
 
-    def _averages(self) -> Iterator[tuple[nn.Module, Tensor | None]]:
+    def _averages(self, model: nn.Module) -> Iterator[tuple[nn.Module, Tensor | None]]:
         """Yield the averages of the model in other callbacks, each with the number of its updates so far."""
-        own = unwrap(self._model)
+        own = unwrap(model)
         for path, owner, value in Likeness(dict(own.named_parameters())).attributes(self._others):
             twin = value.module if hasattr(value, "n_averaged") else value
             counts = [each.n_averaged for each in (value, owner) if hasattr(each, "n_averaged")]

@@ -112,11 +112,11 @@ class L2ER(LayerMethod):
 
 def rank_step(net: nn.Module, layers: list[UnitLayer], batches: list[Any], rate: float) -> None:
     """Move all trained parameters of `net` by `rate` along the gradient of the mean effective rank of the layers."""
-    ranks: list[Tensor] = []
+    features: list[Tensor] = []
 
     def measure(layer: UnitLayer, reader: nn.Module, arguments: Any, keywords: Any) -> None:
         read = first_input(arguments, keywords)
-        ranks.append(effective_rank(layer.samples(read, layer.outgoing[0][0], reader).float()))
+        features.append(layer.samples(read, layer.outgoing[0][0], reader))
 
     def joined(first: Any, *others: Any) -> Any:
         return torch.cat([first, *others]) if isinstance(first, Tensor) else first
@@ -127,7 +127,7 @@ def rank_step(net: nn.Module, layers: list[UnitLayer], batches: list[Any], rate:
             hooks.enter_context(reader.register_forward_pre_hook(partial(measure, layer), with_kwargs=True))
         arguments, keywords = tree_map(joined, *batches)
         net(*arguments, **keywords)
-        rank = torch.stack(ranks).mean()
+        rank = torch.stack([effective_rank(each.float()) for each in features]).mean()
     trained = [p for p in net.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(rank, trained, allow_unused=True)
     moved = [(p, g) for p, g in zip(trained, gradients, strict=True) if g is not None]

@@ -77,8 +77,8 @@ class PlasticityInjection(Method):
     changes_structure = True
 
     def check(self, state: State) -> None:
-        for net in state.nets.values():
-            _head(net, self.head)
+        for name, net in state.nets.items():
+            _head(net, self.head, f"net {name!r}")
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
         report = inject(net, state.initial[name], self.head)
@@ -105,7 +105,7 @@ def _replace(model: nn.Module, head: str, new: nn.Module) -> None:
     model.set_submodule(head, InjectedHead(old, new.requires_grad_(True)))
 
 
-def _head(model: nn.Module, head: str) -> nn.Module:
+def _head(model: nn.Module, head: str, name: str = "the model") -> nn.Module:
     if replicas_in(model):
         raise UserError(
             "DistributedDataParallel does not see modules of plasticity_injection: wrap the net afterwards"
@@ -114,9 +114,9 @@ def _head(model: nn.Module, head: str) -> nn.Module:
     try:
         return model.get_submodule(head)
     except AttributeError:
-        net, known = type(model).__name__, ", ".join(child for child, _ in model.named_children())
+        known = ", ".join(child for child, _ in model.named_children())
         raise UserError(
-            f"plasticity_injection: {net} has no module {head!r}; set method.head to one of {known}"
+            f"plasticity_injection: {name} has no module {head!r}; set method.head to one of {known}"
         ) from None
 
 

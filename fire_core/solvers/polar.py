@@ -169,7 +169,9 @@ def residual(factors: Tensor, square: Tensor | None = None) -> Tensor:
     if square is None:
         # a small product is faster as a whole than its triangle in blocks
         if columns <= SMALL and rows <= ROWS_OF_A_SUM:
-            return deviations(factors)[0]
+            gram = torch.bmm(factors.mT, factors)
+            gram.diagonal(dim1=-2, dim2=-1).sub_(1.0)
+            return gram.square().sum(dim=(-2, -1))
         square = factors.new_empty(len(factors), columns, columns)
     lower_gram(factors, square).diagonal(dim1=-2, dim2=-1).sub_(1.0)
     return frobenius_of_lower(square).square_().flatten()

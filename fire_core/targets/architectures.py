@@ -290,13 +290,15 @@ def outputs_of(module: nn.Module) -> tuple[int, int] | None:
     if weight is None or weight.dim() < 2:
         return None
     first, second = weight.shape[:2]
-    # transformers' Conv1D stores (in, out)
-    transposed = hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
-    if transposed or isinstance(module, conv._ConvTransposeNd):
-        return second * getattr(module, "groups", 1), first
+    if isinstance(module, nn.Linear):
+        return (first, second) if weight.dim() == 2 else None
+    if isinstance(module, conv._ConvTransposeNd):
+        return second * module.groups, first
     if isinstance(module, conv._ConvNd):
         return first, second * module.groups
-    return (first, second) if isinstance(module, nn.Linear) and weight.dim() == 2 else None
+    # transformers' Conv1D stores (in, out)
+    named = any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
+    return (second, first) if named and hasattr(module, "nf") else None
 
 
 def class_name(module: nn.Module) -> str:

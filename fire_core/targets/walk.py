@@ -126,7 +126,8 @@ def _without_matrix(place: Place) -> Layout | None:
     module, name, kind = place.module, place.whole.name, class_name(place.module)
     p: Any = place.parameter
     owners, can = (*place.parents, module), "weights can be treated"
-    plain = is_plain(p) or hasattr(p, "full_tensor")  # the dtype of others is that of dequantize()
+    # a class of its own, as of quantised weights, whose dtype is that of dequantize(); DTensor has one, too
+    plain = type(p).__torch_dispatch__ is Tensor.__torch_dispatch__ or hasattr(p, "full_tensor")
     real = p.dtype.is_floating_point and p.dtype.itemsize >= 2
     fsdp1 = any(type(m).__name__ == "FullyShardedDataParallel" for m in owners)
     state_space = any(hasattr(m, "A_log") for m in owners[-2:]) and not hasattr(module, "fused_rows")
@@ -256,15 +257,15 @@ def unwrapped(name: str) -> str:
 # ------------------------------------------------------------------------------------------------ memory of weights
 def identity(parameter: Tensor) -> object:
     """Return a key that is equal for one Parameter found twice and for two with the same memory, shape and strides."""
-    if _reach(parameter) == 0:
+    if not _in_memory(parameter):
         return id(parameter)
     return (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.device)
 
 
 def refuse_overlaps(tensors: Mapping[str, Tensor]) -> None:
     """Raise UserError for different tensors over one range of memory. Tied ones must be given once."""
-    held = [(name, t, _reach(t) * t.element_size()) for name, t in tensors.items() if _reach(t)]
-    spans = sorted((str(t.device), t.data_ptr(), name, size) for name, t, size in held)
+    held = [(name, t) for name, t in tensors.items() if _in_memory(t)]
+    spans = sorted((str(t.device), t.data_ptr(), name, _reach(t) * t.element_size()) for name, t in held)
     for (device, start, other, size), (next_device, next_start, name, _) in itertools.pairwise(spans):
         if device == next_device and next_start < start + size:
             raise UserError(
@@ -275,16 +276,15 @@ def refuse_overlaps(tensors: Mapping[str, Tensor]) -> None:
 
 def overlaps_itself(tensor: Tensor) -> bool:
     """Return whether a tensor has more entries than places in memory, as after `expand`."""
-    return 0 < _reach(tensor) < tensor.numel()
+    return _in_memory(tensor) and _reach(tensor) < tensor.numel()
 
 
 def _reach(tensor: Tensor) -> int:
-    """Return the number of entries from the first place in memory to the last, 0 for what has no memory of its own."""
-    if not is_plain(tensor) or tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
-        return 0
+    """Return the number of entries from the first place in memory to the last."""
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor's class leaves PyTorch's operations as they are, unlike those of quantised weights."""
-    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+def _in_memory(tensor: Tensor) -> bool:
+    """Return whether a tensor has a range of memory: not one of a class of its own, such as a quantised weight."""
+    plain = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+    return plain and tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
