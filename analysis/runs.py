@@ -207,7 +207,7 @@ def _describe(path: Path) -> dict[str, Any]:
     pixels = data.get("image_size") or env.get("frame_size")
     shape = f"{model['layers']} layers, width {model['width']}" if "layers" in model else ""
     changed = [text for text in meta.get("overrides") or [] if not text.partition("=")[0].endswith(".folder")]
-    if not changed and path.parent.name != (meta.get("method") or path.parent.name):
+    if not changed and path.parent.name != (meta.get("method") or path.parent.name.partition("-")[0]):
         raise UserError("meta.json does not list its overrides")
     told = folders.describe_run(path, config)
     told |= {"model": str(model.get("name") or ""), "detail": f"{pixels} px" if pixels else shape}

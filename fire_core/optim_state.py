@@ -215,12 +215,16 @@ def _writes(method: ast.FunctionDef) -> Iterator[tuple[str, str, ast.expr]]:
                 places = [ast.Subscript(owner, key)]
             case _:
                 continue
-        for place in [each for target in places for each in getattr(target, "elts", [target])]:
+        values, places = (
+            getattr(value, "elts", []),
+            [p for target in places for p in getattr(target, "elts", [target])],
+        )
+        for place, own in zip(places, values if len(values) == len(places) > 1 else [value] * len(places)):
             while isinstance(place, ast.Subscript) and not isinstance(place.slice, ast.Constant):
                 place = place.value  # self.copies[p] = ...
             match place:
                 case ast.Subscript(owner, ast.Constant(str(name))) | ast.Attribute(owner, name):
-                    yield ast.unparse(owner), name, value
+                    yield ast.unparse(owner), name, own
 
 
 def _is_copy(value: ast.expr, method: ast.FunctionDef) -> bool:

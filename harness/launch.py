@@ -39,7 +39,7 @@ from harness.naming import changes, identity, named_folder, own_folder
 from harness.overrides import check_overrides, check_sweep
 from harness.pool import Pool
 from harness.runs import Run
-from harness.runs.folders import fingerprint, state_of
+from harness.runs.folders import FolderLock, fingerprint, state_of
 from harness.runs.machine import ROOT, versions
 from harness.runs.record import FinishedElsewhere
 from harness.runs.stack import take_turns
@@ -226,9 +226,12 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
             error, text = _about_disk(caught, cfg) or caught, traceback.format_exc()
             user_error = isinstance(error, UserError)
             print_error(error) if user_error else print(text, file=sys.stderr, flush=True)
-            with suppress(OSError):
-                if folder is not None and state_of(folder) not in ("done", "running"):  # by another process
-                    write_atomic(folder / "FAILED", f"{error}\n\n{text}")
+            if folder is not None and folder.is_dir() and os.environ.get("RANK", "0") == "0":
+                with suppress(OSError, UserError):
+                    if (lock := FolderLock(folder)).acquire(wait=False):  # no other process trains it
+                        stack.callback(lock.release)
+                        if not (folder / "DONE").exists():
+                            write_atomic(folder / "FAILED", f"{error}\n\n{text}")
             return BAD_INPUT if user_error else 1
     if node.mode == RunMode.RUN:
         root = "" if cfg.run.root == "runs" else f" --root {shlex.quote(cfg.run.root)}"

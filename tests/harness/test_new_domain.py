@@ -132,6 +132,16 @@ def test_a_fifth_domain_runs_resumes_sweeps_and_is_in_a_table(tmp_path):
     (failed,) = (tmp_path / "full").rglob("FAILED")
     assert failed.read_text().startswith("cannot write") and "Traceback" in failed.read_text()
     assert not (failed.parent / "RUNNING").exists()
+    early = "import harness.launch\ndef full(): raise OSError(28, 'No space left')\nharness.launch.keep_freed_memory = full"
+    failed.unlink()
+    other_rank = f"import os\nos.environ['RANK'] = '1'\n{early}"
+    script.run([f"run.root={tmp_path / 'full'}"], other_rank, (2,))
+    assert not failed.exists(), "rank 0 says what happened"
+    (failed.parent / "RUNNING").write_text(
+        "1"
+    )  # left by a process that was killed; another has its number now
+    script.run([f"run.root={tmp_path / 'full'}"], early, (2,))
+    assert failed.read_text().startswith("cannot write")
 
     said = script.run(["-m", "method=none,fire", "seed=1,2", f"run.root={root}"])
     assert "sweep: 4 of 4 done" in said

@@ -1,6 +1,8 @@
 """The callbacks inside the real frameworks: they fire at the right steps, do what fire does, and survive a resume."""
 
 import copy
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -233,3 +235,16 @@ def test_two_trainer_callbacks_keep_their_own_triggers(tmp_path: Path) -> None:
     assert_equal_weights(actual, expected, 1e-6)
     for one, before, after, steps in zip(whole, first, second, ([3, 6, 9], [5, 10]), strict=True):
         assert steps_of(one) == steps_of(before, after) == steps
+
+
+def test_callbacks_serve_a_second_training_and_keep_no_model(tmp_path: Path) -> None:
+    """As in a search or a cross-validation: each training has a new model."""
+    callbacks = [
+        TrainerCallback(EveryNSteps(3), name="often"),
+        TrainerCallback(EveryNSteps(4), name="seldom"),
+    ]
+    for part in ("a", "b"):
+        model = weakref.ref(trainer_run(callbacks, tmp_path / part, steps=4)[0])
+    assert [steps_of(callback) for callback in callbacks] == [[3, 3], [4, 4]]
+    gc.collect()
+    assert not any(held is model() for callback in callbacks for held in vars(callback).values())

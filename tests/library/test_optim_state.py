@@ -254,6 +254,33 @@ def test_memory_that_cannot_be_told_is_an_error_before_anything_is_written():
         reset_optimizer_state(optimizer, "clear_changed", {"weight"})
 
 
+class Helped(Toy):
+    """Counts in a helper that `__init__` and every step call; with `in_group`, in its group, from a value of its own."""
+
+    def __init__(self, params, in_group=False):
+        super().__init__(params)
+        self.k, self.in_group = 0, in_group
+        self.tick()
+
+    def tick(self):
+        self.k += 1
+        for group in self.param_groups if self.in_group else ():
+            group["scale"] = group.get("scale", 0.0) + 1.0
+
+    def update(self, group):
+        self.tick()
+        for p in group["params"]:
+            self.state[p].setdefault("m", torch.zeros_like(p)).add_(p.grad)
+
+
+def test_what_a_helper_of_every_step_counts_does_not_stay():
+    _, optimizer = trained(Helped)
+    assert optimizer.k == 4 and reset_optimizer_state(optimizer, "clear") == 2 and optimizer.k == 0
+    _, optimizer = trained(lambda p: Helped(p, in_group=True))
+    with pytest.raises(UserError, match="Helped counts in 'scale'"):
+        reset_optimizer_state(optimizer, "clear")
+
+
 def test_memory_that_parameters_share_is_forgotten_if_any_of_them_changed():
     net, optimizer = trained(SharedCounter)
     assert reset_optimizer_state(optimizer, "clear_changed", net.weight) == 2 and not optimizer.state
