@@ -91,7 +91,7 @@ figures: $(call with,suite) ## draw Figures 2 to 5 and the probes from the runs 
 	$(PY) -m analysis figures --root $(RUNS)
 tables: $(call with,suite) ## regenerate the figures and tables of the documents from analysis/results
 	$(PY) -m analysis figures --root analysis/results --formats png
-	$(PY) -m analysis tables --write
+	$(PY) -m analysis figures dial --root analysis/results/dial --out analysis/results/figures --formats png && $(PY) -m analysis tables --write
 explore: $(call with,suite explore) ## write one page to explore the runs in RUNS, and the committed results: explore.html
 	$(PY) -m analysis explore --root $(RUNS)
 notebooks: $(call with,suite notebooks) ## execute the notebooks in place

@@ -445,7 +445,8 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "boundaries": other_boundaries,
     "gains": lambda material: minus_none(estimates.gains(material.frame), GAINS, studies.PARTS),
     "exploratory": lambda material: minus_none(material.frame, names.NAMES["exploratory"], EXPLORED),
-    "dial": lambda material: dial.table(material.parts(*dial.PANELS)),
+    "dial": lambda _: dial.table(settings(load_exported(RESULTS / "dial"))),
+    "cap": lambda _: dial.confirmed(settings(load_exported(RESULTS / "dial"))),
 }
 TABLES |= {
     table.__name__: table

@@ -1,4 +1,5 @@
-"""The dial: the gain over `none` against the width w of the interval [1 / w, w] that singular values are clipped to."""
+"""The dial: the gain over `none` against the width w of the interval [1 / w, w] that singular values are clipped to, and
+the cap that was chosen from it, on fresh seeds. The rule is in docs/concepts/statistics.md."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,10 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis import estimates, measures, names, plot, rendering
+from analysis import claims, estimates, measures, names, plot, rendering
 from analysis.runs import Results
+from analysis.stats import holm
 
 PANELS = ("fig2a_cifar10_resnet18", "fig2a_tiny_imagenet_vgg16", "fig3_60k", "random_label")
+FRESH = range(16, 26)  # seeds
 LEVELS = ("fire", "fire_exact", "keep_norm", "rescale", "singular_clip")
 # what becomes of singular values: text of the legend, of the table (with 1 / w and w), colour, marker
 SIDES = {
@@ -34,7 +37,7 @@ def side(method: str, changed: Mapping[str, str]) -> tuple[str, float] | None:
 def turned(parts: Sequence[Results]) -> list[tuple[Results, pd.DataFrame]]:
     """Return (runs, their gains over `none` with columns side and w) of the dial and LEVELS, with the dial's seeds alone."""
     found = []
-    for part in parts:
+    for part in (part.select(seed=claims.EXPLORING) for part in parts):
         each = {label: side(method, part.overrides[label]) for label, method in part.methods.items()}
         sides = {label: known for label, known in each.items() if known}
         own = part.select(label=[*sides, *LEVELS, "none"], seed=part.select(label=sides).runs["seed"])
@@ -54,6 +57,28 @@ def table(parts: Sequence[Results]) -> pd.DataFrame:
         for _, rows in turned(parts)
         for row in rows.to_dict("records")
     )
+
+
+def chosen(part: Results) -> str:
+    """Return the label of the cap with the best mean on the exploring seeds, the smaller one of two that are equal."""
+    ((_, rows),) = turned([part])
+    return rows[rows["side"] == "large"].set_index("label")["difference"].idxmax()
+
+
+def confirmed(parts: Sequence[Results]) -> pd.DataFrame:
+    """Return the verdicts on `cap` > FIRE and `cap` > `none` on the fresh seeds, in each panel that has them."""
+    table = []
+    for part in (part.select(seed=FRESH) for part in parts):
+        rows = estimates.gains(estimates.frame(part))
+        rows = rows[rows["headline"] & rows["method"].eq("cap") & rows["reference"].isin(["fire", "none"])]
+        for row, p in zip(rows.to_dict("records"), holm(rows["p"])):
+            told = {"kind": "claims", "premise": True, "complete": row["pairs"] == len(FRESH), "p_least": p}
+            told |= {"gain": row["difference"], "p_holm": p}
+            claim = f"{row['name']} > {names.look(row['reference']).name}"
+            table.append({"panel": names.panel(row["experiment"]), "claim": claim})
+            table[-1] |= {"gain [95 %]": rendering.difference_text(row), "seeds": row["pairs"]}
+            table[-1] |= {"p, Holm": rendering.p_text(p), "verdict": claims.verdict(told)}
+    return pd.DataFrame(table)
 
 
 def draw(parts: Sequence[Results]) -> plot.Figure | None:

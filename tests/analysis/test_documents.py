@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from analysis import claims, tables, trial_evidence
-from analysis.figures import CAPTIONS, FIGURES, forest, studies
-from analysis.runs import RESULTS, load_exported
+from analysis.figures import CAPTIONS, FIGURES, dial, forest, studies
+from analysis.runs import RESULTS, load_exported, settings
 from analysis.tables import TABLES, Material, side
 
 
@@ -34,6 +34,19 @@ def test_the_documents_show_every_figure_that_is_committed_and_no_other(material
     waiting = {"dial"} if TABLES["dial"](material).empty else set()
     assert set(re.findall(r"results/figures/(\S+)\.png", text)) == committed
     assert {name.rpartition("-")[0] for name in committed} == set(FIGURES) - waiting
+
+
+def test_the_cap_is_the_one_that_the_exploring_seeds_choose(material):
+    (part,) = settings(load_exported(RESULTS / "dial"))
+    fresh = part.select(seed=dial.FRESH)
+    assert {label for label in fresh.runs["label"] if part.methods[label] == "cap"} == {dial.chosen(part)}
+    cap = TABLES["cap"](material)
+    assert set(cap["verdict"]) == {"holds"} and set(cap["panel"]) == {"random_label"} and len(cap) == 2
+    assert "On fresh seeds it beats both FIRE and `none`" in prose("docs/findings.md")
+    ((_, rows),) = dial.turned([part])
+    small, large = (rows[rows["side"] == side].set_index("w") for side in ("small", "large"))
+    assert (small["difference_low"] < 0).all(), "raising the small ones shows no gain"
+    assert large["difference"].idxmax() == 4.0 and large["difference"][4.0] > large["difference"][1.0]
 
 
 def test_a_caption_is_that_of_its_figure():
