@@ -1,7 +1,7 @@
 """What the callbacks of all frameworks share: when training begins, and what is done at a firing."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -54,9 +54,7 @@ class TriggeredFire:
         if step == 0:
             self.trigger.load_state_dict(copy.deepcopy(self._start))
 
-    def look(
-        self, step: int, metrics: Mapping[str, Any], model: nn.Module, optimizers: list[Any]
-    ) -> dict[str, float]:
+    def look(self, step: int, metrics: dict[str, Any], model: nn.Module, optimizers: Any) -> dict[str, float]:
         """Ask the trigger, and act if it fires; return the summary of the report then. Of several ranks, 0 decides."""
         scalars = {n: v for n, v in metrics.items() if not isinstance(v, Tensor) or v.numel() == 1}
         observed = {n: float(v) for n, v in scalars.items() if isinstance(v, int | float | Tensor)}
