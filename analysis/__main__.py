@@ -5,7 +5,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from analysis import explore, plot, sweep, tables
+from analysis import explore, plot, sweep_report, tables
 from analysis.export import export
 from analysis.figures import CAPTIONS, FIGURES
 from analysis.rendering import markdown, plain
@@ -52,7 +52,7 @@ def write_tables(options: Namespace) -> int:
             raise UserError("--write reads analysis/results: leave out --root, --methods and --seeds")
         print(*tables.write(), sep="\n")
         return 0
-    return sweep.show(options)
+    return sweep_report.show(options)
 
 
 def count_claims(options: Namespace) -> int:

@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf
 from fire_core.errors import UserError, clean_exit, first_line, print_error
 from fire_core.files import write_atomic
 from fire_core.methods import Method
-from harness import stop, sweep
+from harness import stop, sweep_display
 from harness.config import FOLDERS, compose, resolve, search_path
 from harness.device import check_machine, keep_freed_memory, pick_device
 from harness.manual import about, manual
@@ -120,8 +120,11 @@ def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], N
         print(f"{name}: {about(name)}")
     told = f", {at_a_time} at a time" if here else ""
     told += f", each at most {max(minutes):g} min on a CPU" if all(minutes) else ""
-    print(f"sweep of {len(runs)} runs{told}; {sweep.LOG} in the folder of a run has its output", flush=True)
-    with sweep.Display(folders, domain.results) as display:
+    print(
+        f"sweep of {len(runs)} runs{told}; {sweep_display.LOG} in the folder of a run has its output",
+        flush=True,
+    )
+    with sweep_display.Display(folders, domain.results) as display:
         if here:
             with Pool(jobs, job.modules()) as Job.pool:
                 start()
@@ -212,7 +215,7 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
             if node.mode == RunMode.MULTIRUN:
                 if state_of(folder) == "done":
                     return 0
-                stack.enter_context(sweep.output_in(folder))
+                stack.enter_context(sweep_display.output_in(folder))
             torch.set_num_threads(cfg.threads)
             keep_freed_memory()
             shown = [f"{key.removesuffix('.name')}={OmegaConf.select(cfg, key)}" for key in domain.shown]

@@ -11,7 +11,7 @@ import pytest
 from synthetic_runs import boundary_report, warm_start_lines, write_run
 
 from analysis import __main__ as command
-from analysis import estimates, measures, names, paper, plot, sweep
+from analysis import estimates, measures, names, paper, plot, sweep_report
 from analysis.figures import curves, dial, fig5, studies
 from analysis.notebooks import __main__ as notebooks
 from analysis.runs import RESULTS, at_most, load, settings
@@ -290,10 +290,10 @@ def test_commands_without_runs(tmp_path, capsys):
 
 
 def test_curves_in_characters_are_where_their_values_are():
-    drawn = sweep.chart({"up": pd.Series([0.0, 1.0]), "flat": pd.Series([0.0, 0.0])})
+    drawn = sweep_report.chart({"up": pd.Series([0.0, 1.0]), "flat": pd.Series([0.0, 0.0])})
     lines = drawn.splitlines()
-    cells = [line[9:].split(" ")[0].ljust(sweep.WIDTH, "\u2800") for line in lines]
-    assert [line[:9].strip() for line in lines] == ["1", *[""] * (sweep.HEIGHT - 2), "0"]
+    cells = [line[9:].split(" ")[0].ljust(sweep_report.WIDTH, "\u2800") for line in lines]
+    assert [line[:9].strip() for line in lines] == ["1", *[""] * (sweep_report.HEIGHT - 2), "0"]
     assert cells[-1].count("\u2800") == 0  # the flat one, along the bottom
     first, last = ([row[place] != "\u2800" for row in cells] for place in (0, -1))
     assert first == [False] * 7 + [True] and last == [True] + [False] * 6 + [True]

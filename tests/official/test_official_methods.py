@@ -19,8 +19,8 @@ from tests import tiny_nets
 from tests.tiny_nets import METHODS, batch, fill, largest, load, load_into, net, state_of, u, untouched
 from vision.models import build
 from vision.official.cbp import columns_of, linked_layers, mean_outgoing
-from vision.official.outputs import OutputRecorder, chain, last_rows, watched_layers
 from vision.official.resets import magnitude, scores
+from vision.official.watched_units import OutputRecorder, chain, last_rows, watched_layers
 
 LAYERS = json.loads((METHODS / "layers.json").read_text())
 OFFICIAL_NETS = {

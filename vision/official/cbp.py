@@ -12,7 +12,14 @@ from fire_core.methods.cbp import ContinualBackprop
 from fire_core.methods.method import register
 from fire_core.state import State
 from fire_core.units import UnitLayer
-from vision.official.outputs import QUERY, OutputRecorder, WatchesOutputs, chain, is_attention, last_rows
+from vision.official.watched_units import (
+    QUERY,
+    OutputRecorder,
+    WatchesOutputs,
+    chain,
+    is_attention,
+    last_rows,
+)
 
 
 @register

@@ -13,7 +13,7 @@ from fire_core.methods.redo import ReDo
 from fire_core.methods.snr import SelfNormalizedResets
 from fire_core.state import State
 from fire_core.units import UnitLayer
-from vision.official.outputs import (
+from vision.official.watched_units import (
     AfterTest,
     OutputRecorder,
     ResetsRows,
