@@ -446,7 +446,7 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "gains": lambda material: minus_none(estimates.gains(material.frame), GAINS, studies.PARTS),
     "exploratory": lambda material: minus_none(material.frame, names.NAMES["exploratory"], EXPLORED),
     "dial": lambda _: dial.table(settings(load_exported(RESULTS / "dial"))),
-    "cap": lambda _: dial.confirmed(settings(load_exported(RESULTS / "dial"))),
+    "cap": lambda material: dial.confirmed(settings(load_exported(RESULTS / "dial")), material.results),
 }
 TABLES |= {
     table.__name__: table

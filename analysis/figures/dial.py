@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import claims, estimates, measures, names, plot, rendering
-from analysis.runs import Results
+from analysis.runs import SETTING, Results
 from analysis.stats import holm
 
 PANELS = ("fig2a_cifar10_resnet18", "fig2a_tiny_imagenet_vgg16", "fig3_60k", "random_label")
@@ -65,14 +65,24 @@ def chosen(part: Results) -> str:
     return rows[rows["side"] == "large"].set_index("label")["difference"].idxmax()
 
 
-def confirmed(parts: Sequence[Results]) -> pd.DataFrame:
-    """Return the verdicts on `cap` > FIRE and `cap` > `none` on the fresh seeds, in each panel that has them."""
+def confirmed(parts: Sequence[Results], results: Results) -> pd.DataFrame:
+    """Return the verdicts on `cap` > FIRE and `cap` > `none` on the fresh seeds, in each panel that has them.
+
+    results: with the runs of the exploring seeds that say whether the premise of a panel holds.
+    """
     table = []
-    for part in (part.select(seed=FRESH) for part in parts):
-        rows = estimates.gains(estimates.frame(part))
+    for part in parts:
+        setting = {key: part.first[key] for key in SETTING}
+        premise = claims.premise(results.select(**setting)).holds
+        rows = estimates.gains(estimates.frame(part.select(seed=FRESH)))
         rows = rows[rows["headline"] & rows["method"].eq("cap") & rows["reference"].isin(["fire", "none"])]
         for row, p in zip(rows.to_dict("records"), holm(rows["p"])):
-            told = {"kind": "claims", "premise": True, "complete": row["pairs"] == len(FRESH), "p_least": p}
+            told = {
+                "kind": "claims",
+                "premise": premise,
+                "complete": row["pairs"] == len(FRESH),
+                "p_least": p,
+            }
             told |= {"gain": row["difference"], "p_holm": p}
             claim = f"{row['name']} > {names.look(row['reference']).name}"
             table.append({"panel": names.panel(row["experiment"]), "claim": claim})

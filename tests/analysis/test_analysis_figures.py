@@ -238,23 +238,21 @@ def test_the_dial_shows_the_gain_at_each_width_with_the_seeds_that_turned_it(tmp
     assert settings_of == ["FIRE", "FIRE exact", "rescale", *sides]
 
 
-def test_a_cap_is_judged_when_all_fresh_seeds_of_it_are_done(tmp_path):
-    for label, level in {"fire": 0.7, "none": 0.5, "cap-high=2": 0.75}.items():
-        for seed in dial.FRESH:
-            write_run(
-                tmp_path,
-                CELL,
-                label,
-                seed,
-                warm_start_lines(level + 0.01 * (seed % 3) * (label == "fire"), seed),
-            )
-    table = dial.confirmed(settings(load(tmp_path)))
+def test_a_cap_is_judged_when_all_fresh_seeds_are_done_and_the_premise_holds(tmp_path):
+    for label, level in {"fire": 0.7, "none": 0.5, "cap-high=2": 0.75, "full_reset": 0.6}.items():
+        for seed in (1, 2, 3, *dial.FRESH):
+            bonus = 0.01 * (seed % 3) * (label in ("fire", "full_reset"))
+            write_run(tmp_path, CELL, label, seed, warm_start_lines(level + bonus, seed))
+    results = load(tmp_path)
+    table = dial.confirmed(settings(results), results)
     assert dict(zip(table["claim"].str.split(" > ").str[1], table["verdict"])) == {
         "none (continue)": "holds",
         "FIRE": "holds",
     }
-    fewer = load(tmp_path).select(seed=list(dial.FRESH)[1:])
-    assert set(dial.confirmed(settings(fewer))["verdict"]) == {"open"}
+    fewer = results.select(seed=[1, 2, 3, *dial.FRESH[1:]])
+    assert set(dial.confirmed(settings(fewer), results)["verdict"]) == {"open"}
+    unknown = results.select(label=["fire", "none", "cap-high=2"])
+    assert set(dial.confirmed(settings(results), unknown)["verdict"]) == {"open"}
 
 
 def test_the_dial_says_nothing_where_nobody_turned_it(results, root, tmp_path, capsys):
