@@ -101,7 +101,8 @@ class Trace(TorchDispatchMode):
 
     operations: number of calls so far. softened: numbers of products of two activations that a softmax follows. What is
     labelled, and what becomes of labels that meet or are lost, is decided by the classes that follow the rows of weights
-    (`fire_core.targets.rows`) and the outputs of layers (`fire_core.units.trace`).
+    (`fire_core.targets.rows`) and the outputs of layers (`fire_core.units.trace`): each of these functions returns the
+    source of a result.
     """
 
     product: Callable[[Product, Tensor], Source]
