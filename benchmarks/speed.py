@@ -4,7 +4,7 @@
     python -m benchmarks.speed dqn size=paper device=cuda compile=true channels_last=true run.emulator_threads=4
 
 What follows the domain are overrides of its script, beside those of SHORT. Rates are of whole loops with `method=none`, with
-acting and without evaluation: the median of all windows but the first. Writes a line into analysis/results/speed.csv.
+acting and without tests: the median of all windows but the first. Writes a line into analysis/results/speed.csv.
 """
 
 import json
@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,6 @@ from benchmarks.measuring import parser, record
 from harness.device import pick_device
 from harness.domains import find
 from harness.runs.machine import ROOT
-
-Lines = list[dict[str, Any]]
 
 SHORT = {  # overrides
     "vision": "experiment=fig2a_cifar10_resnet18 protocol.epochs=[1,6] eval_every=1000",
@@ -36,25 +33,18 @@ SHORT = {  # overrides
 }
 
 
-def epochs(timing: Lines, metrics: Lines) -> list[float]:
-    """Return the steps per second of each epoch of phase 1 but the first."""
-    ends = [line["step"] for line in metrics if line["phase"] == 1 and "epoch" in line]
-    taken = [line["train_seconds"] for line in timing if line["phase"] == 1 and "epoch" in line]
-    return [(b - a) / seconds for a, b, seconds in zip(ends, ends[1:], taken[1:])]
+COUNTS = {  # unit of the rate, and the count in timing.jsonl
+    "vision": ("steps/s", "step"),
+    "language": ("tokens/s", "tokens"),
+    "dqn": ("updates/s", "updates"),
+    "sac": ("steps/s", "agent_steps"),
+}
 
 
-def growth(key: str, timing: Lines) -> list[float]:
-    """Return how much the count `key` grows per second in each window in which it does."""
-    windows = pairwise(line for line in timing if key in line)
-    return [(b[key] - a[key]) / b["seconds"] for a, b in windows if b[key] > a[key]]
-
-
-RATES: dict[str, tuple[str, Callable[[Lines, Lines], list[float]]]] = {
-    "vision": ("steps/s", epochs),
-    "language": ("tokens/s", lambda timing, _: [line["tokens_per_second"] for line in timing if "iteration" in line]),
-    "dqn": ("updates/s", lambda timing, _: growth("updates", timing)),
-    "sac": ("steps/s", lambda timing, _: growth("agent_steps", timing)),
-}  # fmt: skip
+def rates(count: str, timing: list[dict[str, Any]]) -> list[float]:
+    """Return how much a count grows per second in each window in which it does."""
+    windows = pairwise(line for line in timing if count in line)
+    return [(b[count] - a[count]) / b["seconds"] for a, b in windows if b[count] > a[count]]
 
 
 def shortened(domain: str, changes: list[str]) -> list[str]:
@@ -70,15 +60,14 @@ def measure(domain: str, changes: list[str]) -> dict[str, Any]:
         command = [sys.executable, str(ROOT / find(domain).script), *shortened(domain, changes), *fixed]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         (path,) = Path(root).rglob("timing.jsonl")
-        files = path, path.with_name("metrics.jsonl")
-        timing, metrics = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
-    unit, rates_of = RATES[domain]
-    rates = rates_of(timing, metrics)[1:]
+        timing = [json.loads(line) for line in path.read_text().splitlines()]
+    unit, count = COUNTS[domain]
+    found = rates(count, timing)[1:]
     given = {"size": "small", "device": "auto"} | dict(change.partition("=")[::2] for change in changes)
     row = {"domain": domain, "size": given.pop("size"), "device": str(pick_device(given.pop("device")))}
-    row |= {"setting": " ".join(map("=".join, given.items())), "unit": unit, "windows": len(rates)}
-    found = {"rate": statistics.median(rates), "lowest": min(rates), "highest": max(rates)}
-    return row | {name: round(rate, 2) for name, rate in found.items()}
+    row |= {"setting": " ".join(map("=".join, given.items())), "unit": unit, "windows": len(found)}
+    summary = {"rate": statistics.median(found), "lowest": min(found), "highest": max(found)}
+    return row | {name: round(rate, 2) for name, rate in summary.items()}
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ class Session:
         where = {"phase": phase, "act": act, "step": self.at["step"] * self.repeat, "cause": cause}
         if self.run:
             self.run.boundary(report=report, **where)
-        self.timing(boundary_seconds=report.seconds)
+            self.run.timing(phase=phase, boundary_seconds=report.seconds)
         row |= {f"after_{name}": value for name, value in (measure() | test()).items()}
         if self.run:
             self.run.log(**where, **row)
@@ -166,16 +166,14 @@ class Session:
             self.run.log(phase=self.at["phase"], **values)
         if watched:
             self.trigger.look(values["step"], self.world.from_leader(values))
+        self._started = time.perf_counter()
 
-    def timing(self, **values: Any) -> None:
-        """Append a row to timing.jsonl, with the phase: what differs between repetitions of a run."""
+    def timing(self, **values: Any) -> float:
+        """Append a row to timing.jsonl, with the phase, and the seconds since the last row of metrics. Return these."""
+        seconds = time.perf_counter() - self._started
         if self.run:
-            self.run.timing(phase=self.at["phase"], **values)
-
-    def seconds(self) -> float:
-        """Return the seconds since the last call, or since the last act of the method."""
-        before, self._started = self._started, time.perf_counter()
-        return self._started - before
+            self.run.timing(phase=self.at["phase"], **values, seconds=seconds)
+        return seconds
 
     def progress(self, total: int, done: int, unit: str, name: str | None = None) -> tqdm:
         """Return a new progress bar, shown on a terminal unless run.progress=false."""

@@ -107,7 +107,6 @@ def train_in(world: World, cfg: DictConfig) -> None:
             iteration_tokens = cfg.accumulation * cfg.batch_size * phase.mixture.block
             per_pass = max(1, phase.mixture.tokens // iteration_tokens)
             bar = session.progress(phase.stop_at, at["iteration"], "it", phase.name)
-            session.seconds()
             timed = 0
             net.train()
             while at["iteration"] < phase.stop_at:
@@ -143,9 +142,8 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 if at["iteration"] % phase.eval_every == 0 or at["iteration"] == phase.stop_at:
                     if device.type == "cuda":
                         torch.cuda.synchronize(device)
-                    seconds = session.seconds()
+                    seconds = session.timing(iteration=at["iteration"], tokens=at["step"] * iteration_tokens)
                     rate, timed = timed * iteration_tokens / seconds, 0
-                    session.timing(iteration=at["iteration"], train_seconds=seconds, tokens_per_second=rate)
                     mean = float(at["loss_sum"]) / at["count"]
                     mean = finite(mean, f"training loss at step {at['step']}", cfg)
                     at |= {"results": {"train_loss": mean} | test()} | new_sum
@@ -158,7 +156,6 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     if phase.index == 0 and at["results"]["val_loss_a"] < at["best"]:
                         at["best"] = at["results"]["val_loss_a"]
                         session.save("best")
-                    session.seconds()
                 if at["iteration"] in phase.save_at:
                     session.save(str(at["iteration"]))
                 session.save_if_due()

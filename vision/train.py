@@ -61,7 +61,6 @@ def train(cfg: DictConfig) -> None:
             session.intervene(phase.index, lambda: measure(net, curriculum), test)
 
             # ---------------------------------------------------------------------------------- one epoch
-            session.seconds()  # of training alone, without the tests before it
             optimizer = treatment.optimizer
             set_learning_rate(optimizer, cfg, phase, epoch)
             net.train()
@@ -84,7 +83,7 @@ def train(cfg: DictConfig) -> None:
             # ---------------------------------------------------------------------------------- record it
             what = f"training loss in phase {phase.index} at step {at['step']}"
             row = {"train_loss": finite(float(at["loss_sum"]) / len(phase), what, cfg)}
-            session.timing(epoch=epoch + 1, train_seconds=session.seconds())
+            session.timing(epoch=epoch + 1, step=at["step"])
             measured = measure(net, curriculum, session.trigger, last=last)
             with treatment.evaluating():
                 if tested:

@@ -89,7 +89,6 @@ def train(cfg: DictConfig) -> None:
             session.log(watched=False, step=0, **first)
             session.say(f"random actions {first['random_return']:.2f}, untrained {brief(first, window)}")
         bar = session.progress(cfg.total_steps, at["step"], "step")
-        session.seconds()
         said = 0.0
         while at["step"] < cfg.total_steps:
             report = session.intervene(int(at["step"] >= cfg.midpoint), measure, test)
@@ -124,10 +123,8 @@ def train(cfg: DictConfig) -> None:
                 if session.trigger.measures and at["probe"] is not None:
                     line |= measure()
                     line["relative_gradient"] = line["probe_gradient_norm"] / line["weight_norm"]
+                said += session.timing(step=at["step"], updates=at["updates"])
                 session.log(step=at["step"], epsilon=exploring, **line)
-                seconds = session.seconds()
-                session.timing(step=at["step"], updates=at["updates"], seconds=seconds)
-                said += seconds
                 if bar.disable and said >= SAY_SECONDS and "train_return" in line:
                     said = 0.0
                     session.say(f"step {at['step']:,}: training episodes {line['train_return']:.2f}")

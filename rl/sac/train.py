@@ -160,6 +160,7 @@ def train(cfg: DictConfig) -> None:
             # ---------------------------------------------------------------------------------- record it
             if at["step"] % cfg.eval_every == 0 or at["step"] in (cfg.midpoint, cfg.steps):
                 treatment.after_pass()
+                session.timing(step=at["step"] * session.repeat, agent_steps=at["step"])
                 what = f"%s at agent step {at['step']}"
                 results = {name: finite(float(value), what % name, cfg) for name, value in at["last"].items()}
                 results |= test() | measure()
@@ -167,8 +168,6 @@ def train(cfg: DictConfig) -> None:
                     results["train_return"] = float(np.mean(at["returns"]))
                 at |= {"results": results, "returns": []}
                 session.log(**results)
-                where = {"step": at["step"] * session.repeat, "agent_steps": at["step"]}
-                session.timing(**where, seconds=session.seconds())
                 mean = f"return {results['eval_return']:.1f}"
                 bar.set_postfix_str(mean)
                 if bar.disable:
