@@ -1,4 +1,4 @@
-"""Image classification over phases: warm start, continual, class-incremental, and three probes, in one loop.
+"""Image classification over phases of data, with a method that acts between them: one loop for every protocol.
 
     python vision/train.py experiment=fig2a_cifar10_resnet18 method=fire size=small seed=1
 
@@ -37,31 +37,36 @@ def train(cfg: DictConfig) -> None:
         return
 
     # ------------------------------------------------------------------------------------------ data and network
-    at, device = session.at, session.device
+    at, device = (
+        session.at,
+        session.device,
+    )  # where the run stands, saved in checkpoints; it has phase and step
     at |= {"epochs": 0, "batch": 0, "loss_sum": torch.zeros((), device=device)}
     curriculum = Curriculum(cfg, device, at)
     net = new_net(cfg, curriculum.images, device)
     compiled = torch.compile(net, dynamic=False) if cfg.compile else net
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
+    # the method at work on this network; some methods look at the loss, or draw batches of their own
     treatment = session.attach({"net": net}, {"net": adam}, loss=cross_entropy, batches=curriculum)
     weights = sum(p.numel() for p in net.parameters())
     session.say(f"{curriculum}; {weights:,} parameters")
 
     def test() -> dict[str, float]:
         """What is tested after a boundary."""
-        with treatment.evaluating():
+        with treatment.evaluating():  # with averaged weights, if the method keeps any
             return evaluate(net, curriculum, boundary=True)
 
     # ------------------------------------------------------------------------------------------ training
-    with session:
+    with session:  # loads the latest checkpoint, if there is one
         results: dict[str, float] = {}
         bar = session.progress(len(curriculum.schedule), at["epochs"], "epoch")
         for phase, epoch, last, tested in curriculum.schedule[at["epochs"] :]:
             net.train(cfg.mode_at_boundary == "train")  # for methods that use the net as they find it
-            session.intervene(phase.index, lambda: measure(net, curriculum), test)
+            # nothing, unless a phase begins or the trigger has fired
+            session.intervene(phase.index, measure=lambda: measure(net, curriculum), test=test)
 
             # ---------------------------------------------------------------------------------- one epoch
-            optimizer = treatment.optimizer
+            optimizer = treatment.optimizer  # Adam, unless the method has put another in its place
             set_learning_rate(optimizer, cfg, phase, epoch)
             net.train()
             for inputs, labels in curriculum.batches(phase, epoch, at["batch"]):
@@ -83,7 +88,8 @@ def train(cfg: DictConfig) -> None:
             # ---------------------------------------------------------------------------------- record it
             what = f"training loss in phase {phase.index} at step {at['step']}"
             row = {"train_loss": finite(float(at["loss_sum"]) / len(phase), what, cfg)}
-            session.timing(epoch=epoch + 1, step=at["step"])
+            session.timing(epoch=epoch + 1, step=at["step"])  # of training alone
+            # the plasticity of the network, where the phase ends or the trigger looks at it
             measured = measure(net, curriculum, session.trigger, last=last)
             with treatment.evaluating():
                 if tested:
@@ -97,7 +103,7 @@ def train(cfg: DictConfig) -> None:
             if last:
                 session.say(f"{phase}, epoch {epoch + 1}: {brief(results)}")
             if last and phase.index == 0:
-                session.leave_trunk()
+                session.leave_trunk()  # which runs with other methods start from
         with treatment.evaluating():
             session.finish({"net": net.state_dict()}, results, brief(results))
 
