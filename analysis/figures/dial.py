@@ -16,6 +16,7 @@ FRESH = range(16, 26)  # seeds
 LEVELS = ("fire", "fire_exact", "keep_norm", "rescale", "singular_clip")
 # what becomes of singular values: text of the legend, of the table (with 1 / w and w), colour, marker
 SIDES = {
+    "all": ("all moved to w", "exactly {1:g}", "#CC79A7", "s"),
     "both": ("both sides: clipped to [1 / w, w]", "{:.3g} to {:g}", "#000000", "o"),
     "large": ("large ones lowered to w", "at most {1:g}", "#009E73", "v"),
     "small": ("small ones raised to 1 / w", "at least {:.3g}", "#0072B2", "^"),
@@ -29,6 +30,8 @@ def side(method: str, changed: Mapping[str, str]) -> tuple[str, float] | None:
         return "large", high
     if method != "spectral_clip" or set(changed) != {"method.low", "method.high"} or low == 0:
         return None
+    if low == high:
+        return "all", high
     if math.isinf(high):
         return "small", round(1 / low, 2)
     return ("both", high) if math.isclose(low * high, 1, rel_tol=1e-3) else None
@@ -97,7 +100,8 @@ def draw(parts: Sequence[Results]) -> plot.Figure | None:
         return None
     figure, axes = plot.panels(len(found), 2, 4.4, 3.2)
     for axis, (own, rows) in zip(axes, found):
-        lines = pd.concat([rows[rows["label"] == "fire_exact"].assign(side="both", w=1.0), rows])
+        exact, turns = rows[rows["label"] == "fire_exact"], {"all", "both"} & set(rows["side"])
+        lines = pd.concat([rows, *(exact.assign(side=turn, w=1.0) for turn in turns)]).sort_values("w")
         for place, (name, line) in enumerate(lines.groupby("side")):
             text, _, colour, marker = SIDES[name]
             beside = line["w"] * 1.03 ** (place - 1)  # so that intervals do not cover each other
