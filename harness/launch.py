@@ -41,7 +41,7 @@ from harness.pool import Pool
 from harness.runs import Run
 from harness.runs.folders import FolderLock, fingerprint, state_of
 from harness.runs.machine import ROOT, versions
-from harness.runs.record import FinishedElsewhere
+from harness.runs.run import FinishedElsewhere
 from harness.runs.stack import take_turns
 from harness.settings import Domain
 
