@@ -67,8 +67,6 @@ cells = $(or $(wildcard conf/experiment/$(1).yaml),$(wildcard conf/experiment/$(
 experiments = $(patsubst conf/experiment/%.yaml,%,$(foreach name,$(subst $(comma),$(space),$(or $(EXPERIMENT),$(word 1,$($*)))),$(call cells,$(name))))
 methods = $(if $(filter all,$(METHODS)),$$($(PY) -m harness.domains $*),$(or $(METHODS),$(word 2,$($*))))
 seeds = $(or $(SEEDS),$(word 3,$($*)))
-# what must be there in the end, where the labels of the runs are the names of the methods and the seeds are written out
-expected = $(if $(OVERRIDES)$(findstring range,$(seeds)),,--methods $(methods) --seeds $(seeds))
 # the H1 tasks of the paper have link meshes, their _primitive variants have none
 meshes := $(if $(filter fig4b%,$(EXPERIMENT)),$(if $(filter %_primitive %_hopper,$(EXPERIMENT)),,humanoid))
 SWEEPS := vision-sweep language-sweep dqn-sweep sac-sweep
@@ -78,7 +76,7 @@ $(SWEEPS): %-sweep: $$(call with,suite $$* $(meshes))
 	@status=0; \
 	$(PY) $(word 4,$($*)) -m experiment=$(subst $(space),$(comma),$(experiments)) size=$(SIZE) method=$(methods) seed=$(seeds) \
 		run.root=$(RUNS) run.jobs=$(JOBS) $(OVERRIDES) || status=$$?; \
-	$(PY) -m analysis tables --experiment $(experiments) --size $(SIZE) --root $(RUNS) $(expected) || status=$$?; exit $$status
+	$(PY) -m analysis tables --experiment $(experiments) --size $(SIZE) --root $(RUNS) || status=$$?; exit $$status
 data: $(call with,suite vision) ## download image data ahead of time: DATA=cifar10,cifar100,tiny_imagenet
 	$(PY) -m vision.data $(or $(subst $(comma),$(space),$(DATA)),cifar10 cifar100 tiny_imagenet)
 paper: install-all ## every run of the paper, the most informative first: PLAN=1 prints the plan, BUDGET=30h limits the time

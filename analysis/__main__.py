@@ -1,7 +1,7 @@
 """Command line of the analysis: python -m analysis COMMAND; each command has --help."""
 
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -48,8 +48,8 @@ def write_tables(options: Namespace) -> int:
     """Show and write the table and the figure of one sweep, --experiment. With --write, fill the tables of README.md,
     REPRODUCED.md and the pages in docs from the committed results instead."""
     if options.write:
-        if options.root != "runs" or options.methods or options.seeds:
-            raise UserError("--write reads analysis/results: leave out --root, --methods and --seeds")
+        if options.root != "runs":
+            raise UserError("--write reads analysis/results: leave out --root")
         print(*tables.write(), sep="\n")
         return 0
     return sweep_report.show(options)
@@ -113,9 +113,6 @@ def parser() -> ArgumentParser:
     either.add_argument("--write", action="store_true", help="fill the tables of the documents")
     either.add_argument("--experiment", nargs="+", help="the experiments of a sweep")
     one.add_argument("--size", choices=SIZES, default="small", help="default small")
-    must = {"default": [], "help": "separated by commas: those that must be present"}
-    one.add_argument("--methods", type=lambda text: text.split(","), **must)
-    one.add_argument("--seeds", type=whole_numbers, **must)
     command("claims", count_claims, root=str(RESULTS))
     page = command("explore", write_explorer)
     page.add_argument("--size", choices=SIZES, help="default: all")
@@ -125,14 +122,6 @@ def parser() -> ArgumentParser:
     exported.add_argument("--experiment", nargs="*", default=["*"], help="names or patterns; default: all")
     exported.add_argument("--out", default=str(RESULTS))
     return whole
-
-
-def whole_numbers(text: str) -> list[int]:
-    """Return the numbers of a list separated by commas."""
-    try:
-        return [int(item) for item in text.split(",")]
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r}: give whole numbers separated by commas, as in 1,2,3") from None
 
 
 def main(given: Sequence[str] | None = None) -> int:

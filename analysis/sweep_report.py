@@ -12,7 +12,6 @@ from analysis.rendering import gain_text, markdown, p_text, plain
 from analysis.runs import Results, load, settings
 from analysis.tables import claim_text
 from fire_core.files import write_atomic
-from harness.config import sweeps
 from harness.status import with_missing
 
 NOTE = (
@@ -32,9 +31,7 @@ def show(options: Namespace) -> int:
     shown = [(part, rows) for part in settings(results) if len(rows := estimates.of(ends, part))]
     wrong = []
     for name in experiments:
-        # where an experiment sweeps its own settings, labels are not the names of methods
-        expected = ([], []) if sweeps(name) else (options.methods, options.seeds)
-        rows = with_missing(results.select(experiment=name).runs.to_dict("records"), *expected)
+        rows = with_missing(results.select(experiment=name).runs.to_dict("records"))
         told = "{experiment} {label} seed {seed}: {status}"
         wrong += [told.format(**row) for row in rows if row["status"] != "done"]
         if name not in {part.first["experiment"] for part, _ in shown}:
