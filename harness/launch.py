@@ -197,7 +197,7 @@ def open_run(domain: Domain, cfg: DictConfig, method: Method, **meta: Any) -> Ru
     check_machine(cfg)
     numbers, trunk = identity(domain, cfg, method)
     typed = list(HydraConfig.get().overrides.task)
-    facts = {"method": cfg.method.name, "domain": domain.name, "script": domain.script}
+    facts = {"method": cfg.method.name, "domain": domain.name}
     facts |= {"overrides": changes(domain, typed), "data": OmegaConf.select(cfg, domain.shown[0])} | meta
     facts |= {"versions": versions(*domain.extras)}
     return Run(numbers, named_folder(domain, cfg, typed), saving=cfg.run, trunk=trunk, **facts)
