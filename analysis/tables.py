@@ -191,19 +191,6 @@ def ends(part: pd.DataFrame, measure: str) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def at_boundary(part: pd.DataFrame) -> pd.DataFrame:
-    """Return the means of all measures at the last boundary, one row per method."""
-    rows = estimates.means(part[part["kind"] == "boundary"])
-    changed = rows.loc[(rows["metric"] == "matrices") & (rows["mean"] > 0), "mean"]
-    if changed.nunique() < 2:  # all change the same ones
-        rows = rows[~rows["metric"].str.startswith("common_")]
-    if rows.empty:
-        return pd.DataFrame()
-    wide = rows.pivot_table(index="name", columns="measure", values="mean")
-    wide = wide.reindex(part["name"].unique(), columns=rows["measure"].unique()).dropna(how="all")
-    return wide.map(short).rename_axis("method").reset_index()
-
-
 def overview(material: Material) -> pd.DataFrame:
     """Return the ends in the settings of OVERVIEW, FIRE's difference from `none` over all seeds, and the verdict on it."""
     table = []
