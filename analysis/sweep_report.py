@@ -1,15 +1,14 @@
 """Table and figure of one sweep, with a list of the runs that are missing."""
 
-import sys
-from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from analysis import claims, estimates, names, plot, tables
 from analysis.figures import CAPTIONS, curves
-from analysis.rendering import gain_text, markdown, p_text, plain
-from analysis.runs import Results, load, settings
+from analysis.rendering import gain_text, markdown, p_text
+from analysis.runs import Results, settings
 from analysis.tables import claim_text
 from fire_core.files import write_atomic
 from harness.status import with_missing
@@ -21,11 +20,9 @@ NOTE = (
 NO_VERDICT = "no verdict: no comparison that is judged is between two of these methods at their own settings"
 
 
-def show(options: Namespace) -> int:
-    """Print and write the tables and the figure of `options.experiment`. Return 1 if runs failed, are missing or log
-    no known measure, else 0."""
-    experiments, size = options.experiment, options.size
-    results = load(options.root, experiments, size)
+def show(results: Results, experiments: Sequence[str], root: Path, size: str) -> list[str]:
+    """Print and write, below `root`, the tables and the figure of these experiments. Return what failed, is missing or
+    logs no known measure."""
     frame = estimates.frame(results)
     ends = frame[frame["kind"] == "result"]
     shown = [(part, rows) for part in settings(results) if len(rows := estimates.of(ends, part))]
@@ -40,7 +37,7 @@ def show(options: Namespace) -> int:
             wrong.append(f"{name}: {reason}")
     if shown:
         folder = experiments[0] if len(experiments) == 1 else f"summary/{'+'.join(experiments)[:120]}"
-        out, parts = Path(options.root) / folder / size, [part for part, _ in shown]
+        out, parts = root / folder / size, [part for part, _ in shown]
         out.mkdir(parents=True, exist_ok=True)
         text = "\n".join(section(part, rows) for part, rows in shown)
         write_atomic(out / "table.md", f"{text}\n{NOTE}\n")
@@ -50,11 +47,7 @@ def show(options: Namespace) -> int:
         print("\n" + "\n".join(line for line in text.splitlines() if line))
         print(f"figure: {picture}, beside table.md and estimates.csv")
         print("\n".join(sentences(claims.verdicts(results, "all"))) or NO_VERDICT)
-    for problem in results.problems:
-        print(f"left out: {plain(problem)}", file=sys.stderr)
-    for line in wrong:
-        print(f"not done: {line}", file=sys.stderr)
-    return 1 if wrong else 0
+    return wrong
 
 
 def section(part: Results, rows: pd.DataFrame) -> str:

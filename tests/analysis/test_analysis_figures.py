@@ -264,7 +264,7 @@ def test_the_dial_says_nothing_where_nobody_turned_it(results, root, tmp_path, c
 
 def test_figures_are_the_same_bytes_twice_and_say_where_they_come_from(root, tmp_path):
     for name in ("a", "b"):
-        given = f"figures fig2 --root {root} --out {tmp_path / name} --formats svg,png"
+        given = f"figures fig2 --root {root} --out {tmp_path / name} --formats svg png"
         assert command.main(given.split()) == 0
     for ending in ("svg", "png", "md"):
         first, second = ((tmp_path / name / f"fig2-small.{ending}").read_bytes() for name in ("a", "b"))
