@@ -8,8 +8,8 @@ from omegaconf import DictConfig
 from torch import nn
 
 from fire_core.seeding import derive
+from harness.device import send
 from harness.runs import numpy_generator
-from harness.transfer import send
 from rl.dqn.env import SCORES, Games
 from rl.dqn.games import LONGEST
 from rl.evaluate import play_episodes, play_steps
