@@ -120,10 +120,8 @@ def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], N
         print(f"{name}: {about(name)}")
     told = f", {at_a_time} at a time" if here else ""
     told += f", each at most {max(minutes):g} min on a CPU" if all(minutes) else ""
-    print(
-        f"sweep of {len(runs)} runs{told}; {sweep_display.LOG} in the folder of a run has its output",
-        flush=True,
-    )
+    told += f"; {sweep_display.LOG} in the folder of a run has its output"
+    print(f"sweep of {len(runs)} runs{told}", flush=True)
     with sweep_display.Display(folders, domain.results) as display:
         if here:
             with Pool(jobs, job.modules()) as Job.pool:
