@@ -20,7 +20,7 @@ help: ## this list
 		dqn-sweep 'DQN on Atari with a midpoint reset; table and figure' \
 		sac-sweep 'SAC with a midpoint reset; table and figure' \
 		install-NAME 'what vision, language, dqn, sac, ray, slurm or all need beside `make install`' \
-		bench-NAME 'fire, methods, table1, convergence or speed'
+		bench-NAME 'methods, table1, convergence or speed'
 	@printf '\nVariables of a sweep (default):\n'; printf '  %-12s %s\n' \
 		EXPERIMENT 'names of files in conf/experiment, or the start of a name: fig2b is all of fig2b_*' \
 		SIZE 'smoke, small, medium or paper (small)' \
@@ -67,8 +67,6 @@ cells = $(or $(wildcard conf/experiment/$(1).yaml),$(wildcard conf/experiment/$(
 experiments = $(patsubst conf/experiment/%.yaml,%,$(foreach name,$(subst $(comma),$(space),$(or $(EXPERIMENT),$(word 1,$($*)))),$(call cells,$(name))))
 methods = $(if $(filter all,$(METHODS)),$$($(PY) -m harness.domains $*),$(or $(METHODS),$(word 2,$($*))))
 seeds = $(or $(SEEDS),$(word 3,$($*)))
-# what must be there in the end, where the labels of the runs are the names of the methods and the seeds are written out
-expected = $(if $(OVERRIDES)$(findstring range,$(seeds)),,--methods $(methods) --seeds $(seeds))
 # the H1 tasks of the paper have link meshes, their _primitive variants have none
 meshes := $(if $(filter fig4b%,$(EXPERIMENT)),$(if $(filter %_primitive %_hopper,$(EXPERIMENT)),,humanoid))
 SWEEPS := vision-sweep language-sweep dqn-sweep sac-sweep
@@ -78,7 +76,7 @@ $(SWEEPS): %-sweep: $$(call with,suite $$* $(meshes))
 	@status=0; \
 	$(PY) $(word 4,$($*)) -m experiment=$(subst $(space),$(comma),$(experiments)) size=$(SIZE) method=$(methods) seed=$(seeds) \
 		run.root=$(RUNS) run.jobs=$(JOBS) $(OVERRIDES) || status=$$?; \
-	$(PY) -m analysis tables --experiment $(experiments) --size $(SIZE) --root $(RUNS) $(expected) || status=$$?; exit $$status
+	$(PY) -m analysis tables --experiment $(experiments) --size $(SIZE) --root $(RUNS) || status=$$?; exit $$status
 data: $(call with,suite vision) ## download image data ahead of time: DATA=cifar10,cifar100,tiny_imagenet
 	$(PY) -m vision.data $(or $(subst $(comma),$(space),$(DATA)),cifar10 cifar100 tiny_imagenet)
 paper: install-all ## every run of the paper, the most informative first: PLAN=1 prints the plan, BUDGET=30h limits the time
@@ -101,12 +99,11 @@ docs: $(call with,suite explore docs) ## build the documentation site: build/sit
 	$(PY) -m analysis explore --root analysis/results --out build/site/explore.html
 bench_methods := method_costs
 bench_table1 := method_costs --table-1
-bench_convergence := bench_fire --convergence
 bench-speed: $(call with,suite vision language dqn sac) ## steps a second of the four training scripts
 	for domain in vision language dqn sac; do $(PY) -m benchmarks.speed $$domain || exit 1; done
 gpu-check: $(call with,suite vision language dqn sac) ## on a GPU: runs, speeds, cost of the paper; WRITE=1 keeps them, DEVICE=cpu
 	$(PY) -m benchmarks.gpu_check --device $(or $(DEVICE),cuda) $(if $(WRITE),--write)
-bench-%: $(call with,suite) $(call with,vision) ; $(PY) -m benchmarks.$(or $(bench_$*),bench_$*)
+bench-%: $(call with,suite) $(call with,vision) ; $(PY) -m benchmarks.$(or $(bench_$*),$*)
 # ---- quality
 TESTS := $(VENV)/.with-suite,vision,language,language-data,dqn,sac,humanoid,explore,notebooks,reference,dev
 test: $(TESTS) lint ## lint, format check, type check, tests

@@ -1,7 +1,7 @@
 """Command line of the analysis: python -m analysis COMMAND; each command has --help."""
 
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -19,8 +19,6 @@ FORMATS = ("png", "svg", "pdf")
 def draw_figures(options: Namespace) -> int:
     """Draw the figures of finished runs: Figures 2 to 5 of the paper, the verdicts, and the studies beside the paper. An
     experiment that was not run at the size of a figure is shown at the next smaller one."""
-    if surplus := {*options.formats.split(",")} - set(FORMATS):
-        raise UserError(f"--formats has {', '.join(sorted(surplus))}: use {', '.join(FORMATS)}")
     for name in {*options.name} - FIGURES.keys():
         raise UserError(f"there is no figure {name!r}{did_you_mean(name, FIGURES)}")
     chosen = {name: FIGURES[name] for name in options.name or FIGURES}
@@ -39,7 +37,7 @@ def draw_figures(options: Namespace) -> int:
             continue
         stem = Path(options.out or f"{options.root}/figures") / f"{name}-{size}"
         below = [markdown(drawing.table(parts))] if drawing.table else []
-        for path in plot.save(figure, stem, options.formats.split(","), CAPTIONS[name], parts, *below):
+        for path in plot.save(figure, stem, options.formats, CAPTIONS[name], parts, *below):
             print(f"{name}, size {size}: {path}")
     return say(found.problems)
 
@@ -48,11 +46,15 @@ def write_tables(options: Namespace) -> int:
     """Show and write the table and the figure of one sweep, --experiment. With --write, fill the tables of README.md,
     REPRODUCED.md and the pages in docs from the committed results instead."""
     if options.write:
-        if options.root != "runs" or options.methods or options.seeds:
-            raise UserError("--write reads analysis/results: leave out --root, --methods and --seeds")
+        if options.root != "runs":
+            raise UserError("--write reads analysis/results: leave out --root")
         print(*tables.write(), sep="\n")
         return 0
-    return sweep_report.show(options)
+    results = load(options.root, options.experiment, options.size)
+    wrong = sweep_report.show(results, options.experiment, Path(options.root), options.size)
+    say(results.problems)
+    print(*(f"not done: {line}\n" for line in wrong), sep="", end="", file=sys.stderr)
+    return int(bool(wrong))
 
 
 def count_claims(options: Namespace) -> int:
@@ -107,15 +109,12 @@ def parser() -> ArgumentParser:
     figures.add_argument("name", nargs="*", metavar="FIGURE", help=text)
     figures.add_argument("--size", choices=SIZES, help="default: the largest")
     figures.add_argument("--out", help="folder for the pictures; default <root>/figures")
-    figures.add_argument("--formats", default=",".join(FORMATS), help="default png,svg,pdf")
+    figures.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS, help="default: all three")
     one = command("tables", write_tables)
     either = one.add_mutually_exclusive_group(required=True)
     either.add_argument("--write", action="store_true", help="fill the tables of the documents")
     either.add_argument("--experiment", nargs="+", help="the experiments of a sweep")
     one.add_argument("--size", choices=SIZES, default="small", help="default small")
-    must = {"default": [], "help": "separated by commas: those that must be present"}
-    one.add_argument("--methods", type=lambda text: text.split(","), **must)
-    one.add_argument("--seeds", type=whole_numbers, **must)
     command("claims", count_claims, root=str(RESULTS))
     page = command("explore", write_explorer)
     page.add_argument("--size", choices=SIZES, help="default: all")
@@ -125,14 +124,6 @@ def parser() -> ArgumentParser:
     exported.add_argument("--experiment", nargs="*", default=["*"], help="names or patterns; default: all")
     exported.add_argument("--out", default=str(RESULTS))
     return whole
-
-
-def whole_numbers(text: str) -> list[int]:
-    """Return the numbers of a list separated by commas."""
-    try:
-        return [int(item) for item in text.split(",")]
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r}: give whole numbers separated by commas, as in 1,2,3") from None
 
 
 def main(given: Sequence[str] | None = None) -> int:

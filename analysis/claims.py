@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import yaml
 from scipy import stats as scipy_stats
+from statsmodels.stats.meta_analysis import combine_effects
 
 from analysis import measures, paper
 from analysis.measures import Measure, Values
@@ -256,8 +257,6 @@ def pooled(table: pd.DataFrame) -> pd.DataFrame:
 
 def pool(found: pd.DataFrame) -> dict[str, float]:
     """Return the random-effects mean (DerSimonian-Laird) of effects with its Hartung-Knapp interval and p-value, and I²."""
-    from statsmodels.stats.meta_analysis import combine_effects
-
     numbers = found["d"].to_numpy(), found["variance"].to_numpy()
     result = combine_effects(*numbers, method_re="chi2", use_t=True)
     mean, (low, high) = float(result.mean_effect_re), result.conf_int()[3]

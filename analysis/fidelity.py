@@ -8,17 +8,17 @@ The record is analysis/results/fidelity.csv, with one line per quantity that a t
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 
 import vision.official  # noqa: F401 (registers the variants)
-from analysis.tables import fill
+from analysis.rendering import markdown
+from analysis.runs import RESULTS
+from analysis.tables import ROOT, fill
 from fire_core.methods import variants
 from harness.runs.machine import describe
 
-ROOT = Path(__file__).resolve().parents[1]
-RECORD = ROOT / "analysis" / "results" / "fidelity.csv"
+RECORD = RESULTS / "fidelity.csv"
 PAGE = ROOT / "docs" / "FIDELITY.md"
 QUANTITY = ["kind", "row", "what"]
 HEAD = ("largest difference", "allowed", "test")
@@ -80,7 +80,7 @@ def page(record: pd.DataFrame) -> str:
         "table methods": compared[["method", "variant", "quantities", HEAD[0], HEAD[2]]],
         "table others": summary(others, "experiment", "quantity").drop(columns="quantities"),
     }
-    return fill(PAGE.read_text(encoding="utf-8"), {name: table(each) for name, each in made.items()})
+    return fill(PAGE.read_text(encoding="utf-8"), {name: markdown(each) for name, each in made.items()})
 
 
 def summary(record: pd.DataFrame, *by: str) -> pd.DataFrame:
@@ -91,11 +91,6 @@ def summary(record: pd.DataFrame, *by: str) -> pd.DataFrame:
         | {HEAD[2]: ", ".join(f"`{name.removeprefix('tests/')}`" for name in lines["test"].unique())}
         for key, lines in record.groupby(list(by), sort=False)
     )
-
-
-def table(rows: pd.DataFrame) -> str:
-    lines = [list(rows), ["---"] * len(rows.columns), *rows.to_numpy().tolist()]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 if __name__ == "__main__":

@@ -186,7 +186,7 @@ def provenance(runs: pd.DataFrame) -> str:
 
 
 def save(
-    figure: Figure, stem: Path, formats: list[str], caption: str, parts: list[Results], *below: str
+    figure: Figure, stem: Path, formats: Sequence[str], caption: str, parts: list[Results], *below: str
 ) -> list[Path]:
     """Write `stem`.png and so on with caption and provenance, but no dates, inside, and `stem`.md with `below` under both;
     return the paths."""

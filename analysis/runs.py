@@ -30,7 +30,7 @@ PANEL = ["experiment", "figure", "panel", "size", "data", "method", "label"]
 COLUMNS = {
     "runs": [
         *PANEL, "overrides", "seed", "identity", "status", "commit", "trunk_commit", "dirty", "machine", "domain",
-        "protocol", "model", "detail", "command", "started", "path",
+        "protocol", "model", "detail", "started", "path",
     ],
     "metrics": [*PANEL, "seed", "phase", "step", "epoch", "metric", "value"],
     "boundaries": [

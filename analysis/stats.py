@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import special
+from statsmodels.stats.multitest import multipletests
 
 CONFIDENCE = 0.95
 LEVEL = 0.05  # of the Holm-corrected tests
@@ -47,10 +48,7 @@ def paired(ours: Mapping[int, float], reference: Mapping[int, float]) -> dict[in
 
 def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
     """Return the p-values of one family after Holm's step-down correction. NaN stays NaN and is no comparison."""
-    p = np.asarray(p, dtype=np.float64)
-    corrected = np.full(len(p), np.nan)
-    known = np.flatnonzero(~np.isnan(p))
-    order = known[np.argsort(p[known], kind="stable")]
-    steps = p[order] * np.arange(len(order), 0, -1)
-    corrected[order] = np.minimum(1.0, np.maximum.accumulate(steps))
+    corrected = np.array(p, dtype=np.float64)
+    if (known := ~np.isnan(corrected)).any():
+        corrected[known] = multipletests(corrected[known], method="holm")[1]
     return corrected

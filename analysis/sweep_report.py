@@ -1,46 +1,34 @@
 """Table and figure of one sweep, with a list of the runs that are missing."""
 
-import sys
-from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from analysis import claims, estimates, measures, names, plot, tables
+from analysis import claims, estimates, names, plot, tables
 from analysis.figures import CAPTIONS, curves
-from analysis.rendering import gain_text, markdown, p_text, plain
-from analysis.runs import Results, load, settings
+from analysis.rendering import gain_text, markdown, p_text
+from analysis.runs import Results, settings
 from analysis.tables import claim_text
 from fire_core.files import write_atomic
-from harness.config import sweeps
 from harness.status import with_missing
 
 NOTE = (
     "Intervals are 95 %, Student's t over seeds; differences are paired by seed (same data order, same first weights). The "
     "p-values are corrected over the comparisons of a panel after Holm (docs/concepts/statistics.md)."
 )
-SHOWN = 2  # panels whose curves are shown on a terminal
 NO_VERDICT = "no verdict: no comparison that is judged is between two of these methods at their own settings"
-WIDTH, HEIGHT = 60, 8  # of a chart, in characters
-# of a character of braille, from its top
-DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 
 
-def show(options: Namespace) -> int:
-    """Print and write the tables and the figure of `options.experiment`. Return 1 if runs failed, are missing or log
-    no known measure, else 0."""
-    experiments, size = options.experiment, options.size
-    results = load(options.root, experiments, size)
+def show(results: Results, experiments: Sequence[str], root: Path, size: str) -> list[str]:
+    """Print and write, below `root`, the tables and the figure of these experiments. Return what failed, is missing or
+    logs no known measure."""
     frame = estimates.frame(results)
     ends = frame[frame["kind"] == "result"]
     shown = [(part, rows) for part in settings(results) if len(rows := estimates.of(ends, part))]
     wrong = []
     for name in experiments:
-        # where an experiment sweeps its own settings, labels are not the names of methods
-        expected = ([], []) if sweeps(name) else (options.methods, options.seeds)
-        rows = with_missing(results.select(experiment=name).runs.to_dict("records"), *expected)
+        rows = with_missing(results.select(experiment=name).runs.to_dict("records"))
         told = "{experiment} {label} seed {seed}: {status}"
         wrong += [told.format(**row) for row in rows if row["status"] != "done"]
         if name not in {part.first["experiment"] for part, _ in shown}:
@@ -49,7 +37,7 @@ def show(options: Namespace) -> int:
             wrong.append(f"{name}: {reason}")
     if shown:
         folder = experiments[0] if len(experiments) == 1 else f"summary/{'+'.join(experiments)[:120]}"
-        out, parts = Path(options.root) / folder / size, [part for part, _ in shown]
+        out, parts = root / folder / size, [part for part, _ in shown]
         out.mkdir(parents=True, exist_ok=True)
         text = "\n".join(section(part, rows) for part, rows in shown)
         write_atomic(out / "table.md", f"{text}\n{NOTE}\n")
@@ -57,15 +45,9 @@ def show(options: Namespace) -> int:
         figure = curves.draw_probes(parts)
         [picture, _] = plot.save(figure, out / "figure", ["png"], CAPTIONS["probes"], parts)
         print("\n" + "\n".join(line for line in text.splitlines() if line))
-        if sys.stdout.isatty():
-            print("\n".join(curves_of(part) for part in parts[:SHOWN]))
         print(f"figure: {picture}, beside table.md and estimates.csv")
         print("\n".join(sentences(claims.verdicts(results, "all"))) or NO_VERDICT)
-    for problem in results.problems:
-        print(f"left out: {plain(problem)}", file=sys.stderr)
-    for line in wrong:
-        print(f"not done: {line}", file=sys.stderr)
-    return 1 if wrong else 0
+    return wrong
 
 
 def section(part: Results, rows: pd.DataFrame) -> str:
@@ -74,38 +56,6 @@ def section(part: Results, rows: pd.DataFrame) -> str:
     for metric, title in rows.drop_duplicates("metric").set_index("metric")["measure"].items():
         text += f"\n### {title[0].upper()}{title[1:]}\n\n{markdown(tables.ends(rows, metric))}\n"
     return text
-
-
-def curves_of(part: Results) -> str:
-    """Return the mean curves of one setting as characters: of the methods of interest or else of the first six."""
-    measure, looks = measures.of(part)[0], names.looks(part)
-    rows, unit, *_ = curves.points(part.plain, measure)
-    labels = [label for label in looks if label in set(rows["label"])]
-    shown = [label for label in labels if label in plot.INTEREST] or labels[:6]
-    means = {looks[label].name: rows[rows["label"] == label].groupby("x")["value"].mean() for label in shown}
-    return f"{part.first['experiment']}: {measure.axis} against {unit}\n{chart(means)}"
-
-
-def chart(lines: Mapping[str, pd.Series]) -> str:
-    """Return `HEIGHT` lines of characters of braille with all curves (index: x in ascending order), and the name of each
-    beside its end, or in the nearest free line. The numbers on the left are the largest and the smallest value."""
-    columns, rows = 2 * WIDTH, 4 * HEIGHT
-    every = pd.concat(lines)
-    x, low, high = every.index.get_level_values(1), every.min(), every.max()
-    dots, titles = np.zeros((rows, columns), bool), dict[int, str]()
-    for name, line in lines.items():
-        places = (line.index - x.min()) / ((x.max() - x.min()) or 1) * (columns - 1)
-        drawn = np.arange(np.ceil(places[0]), np.floor(places[-1]) + 1, dtype=int)
-        heights = (high - line) / ((high - low) or 1) * (rows - 1)
-        levels = np.interp(drawn, places, heights).round().astype(int)
-        for column, start, end in zip(drawn, [levels[0], *levels], levels):
-            dots[min(start, end) : max(start, end) + 1, column] = True  # no gap where a curve is steep
-        if free := {*range(HEIGHT)} - {*titles}:
-            titles[min(free, key=lambda row: abs(row - levels[-1] // 4))] = name
-    ends = {0: f"{high:.3g}", HEIGHT - 1: f"{low:.3g}"}
-    codes = 0x2800 + (dots.reshape(HEIGHT, 4, WIDTH, 2) * DOTS[:, None]).sum((1, 3))
-    text = ["".join(map(chr, line)) for line in codes]
-    return "\n".join(f"{ends.get(i, ''):>8} {text[i]} {titles.get(i, '')}".rstrip() for i in range(HEIGHT))
 
 
 def sentences(compared: pd.DataFrame) -> list[str]:

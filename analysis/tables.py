@@ -191,19 +191,6 @@ def ends(part: pd.DataFrame, measure: str) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def at_boundary(part: pd.DataFrame) -> pd.DataFrame:
-    """Return the means of all measures at the last boundary, one row per method."""
-    rows = estimates.means(part[part["kind"] == "boundary"])
-    changed = rows.loc[(rows["metric"] == "matrices") & (rows["mean"] > 0), "mean"]
-    if changed.nunique() < 2:  # all change the same ones
-        rows = rows[~rows["metric"].str.startswith("common_")]
-    if rows.empty:
-        return pd.DataFrame()
-    wide = rows.pivot_table(index="name", columns="measure", values="mean")
-    wide = wide.reindex(part["name"].unique(), columns=rows["measure"].unique()).dropna(how="all")
-    return wide.map(short).rename_axis("method").reset_index()
-
-
 def overview(material: Material) -> pd.DataFrame:
     """Return the ends in the settings of OVERVIEW, FIRE's difference from `none` over all seeds, and the verdict on it."""
     table = []
@@ -396,44 +383,6 @@ def table1(_: Material) -> pd.DataFrame:
     return rows[["method", "device", "hardware", "images", "batch", *heads]].map(short).rename(columns=heads)
 
 
-def theorems(_: Material) -> pd.DataFrame:
-    """Return one row per theorem: how many layers have a bound, in how many it holds, and how far it is from the measured
-    value. Theorem 1 compares a layer with itself before the method, so that `none` has no row there."""
-    rows = pd.read_csv(RESULTS / "theory.csv").astype({"theorem": str})
-    rows = rows[(rows["theorem"] != "1") | (rows["method"] != "none")]
-    rows = rows.assign(ratio=rows["bound"] / rows["measured"], holds=rows["holds"].astype(str).eq("True"))
-    bounded, layers = rows.dropna(subset="bound").groupby("theorem"), rows.groupby("theorem").size()
-    medians = bounded[["measured", "bound", "ratio"]].median()
-    table = {"theorem": pd.Series(names.NAMES["theorems"])}
-    table["layers with a bound"] = bounded.size().astype(str) + " of " + layers.astype(str)
-    table["bound holds in"] = bounded["holds"].sum()
-    table |= {f"{name}, median": medians[name].map("{:.3g}".format) for name in ("measured", "bound")}
-    return pd.DataFrame(table | {"bound / measured, median": medians["ratio"].map("{:.2g}".format)})
-
-
-def dfi(_: Material) -> pd.DataFrame:
-    """Return the share of matrices with DfI < 1, as stored and up to a scale: trained, after FIRE as published, and
-    after the exact projection. A row of theory.csv is one layer, a row of theory_premise.csv one network."""
-    layers = pd.read_csv(RESULTS / "theory.csv").astype({"theorem": str}).query("theorem == '3'")
-    layers = layers.assign(matrices=1, below_1=layers["dfi"] < 1, below_1_scaled=layers["dfi_scaled"] < 1)
-    both = pd.concat([layers, pd.read_csv(RESULTS / "theory_premise.csv")])
-    sums = both.groupby(["network", "method"], sort=False)[["matrices", "below_1", "below_1_scaled"]].sum()
-    shares = {
-        "as stored": sums["below_1"] / sums["matrices"],
-        "up to a scale": sums["below_1_scaled"] / sums["matrices"],
-    }
-    table = {
-        f"{name}: {unit}": share.xs(method, level="method").map("{:.0%}".format)
-        for method, name in {
-            "none": "trained",
-            "fire": "FIRE as published",
-            "fire_exact": "FIRE exact",
-        }.items()
-        for unit, share in shares.items()
-    }
-    return pd.DataFrame(table).reset_index()
-
-
 # ------------------------------------------------------------------------------------------------ documents
 TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "claims": partial(planned, kind="claims"),
@@ -451,7 +400,7 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
 TABLES |= {
     table.__name__: table
     for table in (counts, pooled, premises, example, contradictions, random_labels, costs, batch_norm,
-                  status, overview, trials, triggers, scaling, moved, theorems, dfi, convergence, table1)
+                  status, overview, trials, triggers, scaling, moved, convergence, table1)
 }  # fmt: skip
 BLOCK = re.compile(r"(<!-- ((?:table|figure) [\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -115,9 +115,8 @@ def cell(values: Sequence[float]) -> str:
 
 def tables(found: Sequence[Panel]) -> dict[str, pd.DataFrame]:
     """Return the tables of the evidence by title."""
-    by_share = {
-        f"always {name}": (rule, SHARES[-1], 3) for name, rule in ALWAYS.items()
-    }  # where all panels count
+    # at the last share, all panels count
+    by_share = {f"always {name}": (rule, SHARES[-1], 3) for name, rule in ALWAYS.items()}
     by_share |= {
         f"{name} of {share:.0%}": (rule, share, 3) for name, rule in RULES.items() for share in SHARES
     }

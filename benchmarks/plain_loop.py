@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from benchmarks.measuring import seconds
 from harness.config import compose
-from harness.device import set_precision
+from harness.device import autocast, set_precision
 from harness.domains import find
 from language.model import Decoder, adamw
 from language.settings import check_settings
@@ -31,11 +31,11 @@ def supervised(
 ) -> Callable[[], object]:
     """Return one update of a network, of which `loss_of` returns the loss."""
     model = torch.compile(net, dynamic=False) if cfg.compile else net
-    kind, low = torch.device(device).type, {"bf16": torch.bfloat16, "fp16": torch.float16}.get(cfg.precision)
-    scaler = torch.amp.GradScaler(kind, enabled=cfg.precision == "fp16")
+    place = torch.device(device)
+    scaler = torch.amp.GradScaler(place.type, enabled=cfg.precision == "fp16")
 
     def step() -> None:
-        with torch.autocast(kind, low, enabled=low is not None):
+        with autocast(place, cfg.precision):
             loss = loss_of(model)
         optimizer.zero_grad(set_to_none=True)
         scaler.scale(loss).backward()

@@ -12,34 +12,6 @@ from sphinx.application import Sphinx
 from fire_core.methods import table
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = {  # caption in the sidebar: folder and pages
-    "Library": ("docs/concepts", "targets solvers report optimizer triggers methods architectures"),
-    "How-to": (
-        "docs/how-to",
-        "try_before_you_treat continual reinforcement_learning any_method parallel lightning transformers "
-        "phase_boundaries checkpoints batch_norm dormant_units add_a_method run_a_campaign",
-    ),
-    "API": ("docs/api", "fire targets methods triggers measure integrations checkpoints"),
-    "Experiments": (
-        ".",
-        "README vision/README language/README rl/dqn/README rl/sac/README docs/concepts/statistics "
-        "docs/concepts/reliability rl/dqn/settings_tried rl/speed analysis/README CONTRIBUTING CHANGELOG",
-    ),
-    "Results": (
-        ".",
-        "docs/findings docs/studies docs/explore REPRODUCED docs/DEVIATIONS docs/FIDELITY analysis/paper/README "
-        "tests/official/README",
-    ),
-    "Notebooks": (
-        "analysis/notebooks",
-        "fire_in_five_minutes try_before_you_treat figure_2 figure_3 figure_4 figure_5 failures",
-    ),
-}
-CONTENTS = {
-    caption: [(Path(folder) / page).as_posix() for page in pages.split()]
-    for caption, (folder, pages) in FOLDERS.items()
-}
-CONTENTS["Library"].insert(0, "fire_core/README")
 FOLDER_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:]+)\)")
 # up to a blank line or the start of the next section
 SECTION = re.compile(r"^(Returns|Raises): +(?:UserError\b)?(.*(?:\n(?!\s*$|[A-Z]\w*:).*)*)", re.MULTILINE)
@@ -47,7 +19,8 @@ SECTION = re.compile(r"^(Returns|Raises): +(?:UserError\b)?(.*(?:\n(?!\s*$|[A-Z]
 project = "FIRE"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "docs/index"
-include_patterns = [f"{page}.*" for page in [root_doc, *(p for pages in CONTENTS.values() for p in pages)]]
+pages = re.findall("^/(.+)$", (ROOT / "docs/index.md").read_text(encoding="utf-8"), re.MULTILINE)
+include_patterns = [f"{page}.*" for page in (root_doc, *pages)]
 exclude_patterns = [".*", "runs", "data", "build", "conf", "**/*.csv"]
 
 html_theme = "furo"
@@ -69,7 +42,7 @@ python_use_unqualified_type_names = True
 
 
 def edit_page(app: Sphinx, name: str, source: list[str]) -> None:
-    """Links to folders become plain text, and the first page gets the table of contents that only the site needs."""
+    """Links to folders become plain text, and the page of the methods gets their table."""
     folder = (ROOT / name).parent
 
     def plain(link: re.Match[str]) -> str:
@@ -79,14 +52,6 @@ def edit_page(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] = FOLDER_LINK.sub(plain, source[0])
     if name == "docs/concepts/methods":
         source[0] = source[0].replace("<!-- methods -->", table())
-    if name == root_doc:
-        source[0] += "".join(contents(pages, caption) for caption, pages in CONTENTS.items())
-
-
-def contents(pages: list[str], caption: str) -> str:
-    """A hidden table of contents: its pages, given from the root, appear in the sidebar."""
-    listed = "\n".join(f"/{page}" for page in pages)
-    return f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```\n"
 
 
 def edit_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fire_core.errors import UserError
 from fire_core.targets import shorten
-from fire_core.targets.walk import unwrapped
+from fire_core.targets.model_targets import unwrapped
 
 COPY = re.compile(r"(?:^|[._])(?:ema|swa|averaged?|shadow|teacher|target|polyak|momentum)(?=[._]|model|net)")
 MOST_LEVELS = 50  # of nested containers, whose names may have dots

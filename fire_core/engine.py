@@ -21,7 +21,7 @@ from fire_core.measure.metrics import relative_squared_error
 from fire_core.report import Report, Row
 from fire_core.solvers.polar import STACK_BYTES, deviations
 from fire_core.targets import Target, TargetTable, check_module, find_targets, list_targets, shorten
-from fire_core.targets.walk import identity, inside
+from fire_core.targets.model_targets import identity, inside
 from fire_core.wrapped_models import is_sharded, replicas_in, unwrap_with
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from fire_core.errors import UserError, check_settings, did_you_mean
 from fire_core.report import Report
 from fire_core.solvers.polar import ITERATIONS, Normalize, Solver, check_matrices, check_solver, polar, solve
 from fire_core.targets import Target, shorten
-from fire_core.targets.walk import overlaps_itself
+from fire_core.targets.model_targets import overlaps_itself
 from fire_core.wrapped_models import unwrap_with
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.targets.walk import inside
+from fire_core.targets.model_targets import inside
 
 
 def unwrap(model: nn.Module) -> nn.Module:

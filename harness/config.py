@@ -159,11 +159,6 @@ def content_of(experiment: str) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.merge(*map(content_of, bases), content))  # type: ignore[return-value]
 
 
-def sweeps(experiment: str) -> bool:
-    """Return whether an experiment, if it exists, says itself what `-m` sweeps."""
-    return experiment in options("experiment") and "sweeper" in content_of(experiment).get("hydra", {})
-
-
 @functools.cache
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the content of a YAML file of settings. Raises UserError if it is none."""

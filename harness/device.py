@@ -1,4 +1,4 @@
-"""The device that trains, and what a config needs of the machine."""
+"""The device that trains, copies to it, and what a config needs of the machine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import sys
 
 import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
 from fire_core.errors import UserError, first_line
 from fire_core.methods import create
+
+WITHOUT_PINNED_MEMORY = ("cpu", "mps")
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}  # precisions with autocast
 
 
 def pick_device(name: str) -> torch.device:
@@ -32,6 +36,18 @@ def set_precision(cfg: DictConfig) -> None:
     tf32 = cfg.get("tf32") or cfg.get("precision") == "tf32"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.benchmark = True  # a run repeats its shapes: time the algorithms of each
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return the autocast context of a precision, which does nothing for those that are not in LOW."""
+    return torch.autocast(device.type, LOW.get(precision), enabled=precision in LOW)
+
+
+def send(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Return a tensor on `device`. Copies from the CPU to a GPU go through pinned memory, so that they are asynchronous."""
+    if torch.device(device).type in WITHOUT_PINNED_MEMORY or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def check_machine(cfg: DictConfig) -> None:

@@ -41,7 +41,7 @@ from harness.pool import Pool
 from harness.runs import Run
 from harness.runs.folders import FolderLock, fingerprint, state_of
 from harness.runs.machine import ROOT, versions
-from harness.runs.record import FinishedElsewhere
+from harness.runs.run import FinishedElsewhere
 from harness.runs.stack import take_turns
 from harness.settings import Domain
 
@@ -120,10 +120,8 @@ def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], N
         print(f"{name}: {about(name)}")
     told = f", {at_a_time} at a time" if here else ""
     told += f", each at most {max(minutes):g} min on a CPU" if all(minutes) else ""
-    print(
-        f"sweep of {len(runs)} runs{told}; {sweep_display.LOG} in the folder of a run has its output",
-        flush=True,
-    )
+    told += f"; {sweep_display.LOG} in the folder of a run has its output"
+    print(f"sweep of {len(runs)} runs{told}", flush=True)
     with sweep_display.Display(folders, domain.results) as display:
         if here:
             with Pool(jobs, job.modules()) as Job.pool:
@@ -197,7 +195,7 @@ def open_run(domain: Domain, cfg: DictConfig, method: Method, **meta: Any) -> Ru
     check_machine(cfg)
     numbers, trunk = identity(domain, cfg, method)
     typed = list(HydraConfig.get().overrides.task)
-    facts = {"method": cfg.method.name, "domain": domain.name, "script": domain.script}
+    facts = {"method": cfg.method.name, "domain": domain.name}
     facts |= {"overrides": changes(domain, typed), "data": OmegaConf.select(cfg, domain.shown[0])} | meta
     facts |= {"versions": versions(*domain.extras)}
     return Run(numbers, named_folder(domain, cfg, typed), saving=cfg.run, trunk=trunk, **facts)

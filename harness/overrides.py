@@ -10,17 +10,9 @@ from fire_core.errors import UserError, did_you_mean
 from fire_core.methods import available
 from harness.config import compose, options, parse, resolve, runs_of
 from harness.device import check_machine
-from harness.domains import find
 from harness.settings import Domain, keys
 
 REFUSED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.chdir", "hydra.output_subdir")
-
-
-def compose_config(name: str, overrides: list[str]) -> DictConfig:
-    """Return the checked config of a command line of the script of a domain, for tests, notebooks and benchmarks."""
-    domain = find(name)
-    check_overrides(domain, overrides)
-    return resolve(domain, compose(domain, overrides))
 
 
 def check_overrides(domain: Domain, overrides: list[str]) -> None:

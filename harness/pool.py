@@ -46,9 +46,8 @@ class Pool:
         self.wait(fewer_than=self.places)
         if not self.asked:
             process = self._context.Process(target=_call, args=(function, *arguments))
-            before = signal.pthread_sigmask(
-                signal.SIG_BLOCK, stop.SIGNALS
-            )  # until it has handlers of its own
+            # until it has handlers of its own
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, stop.SIGNALS)
             try:
                 process.start()
             finally:

@@ -18,16 +18,14 @@ STATES = ("done", "running", "failed", "unfinished", "missing")
 SETTING = itemgetter("experiment", "size")
 
 
-def with_missing(
-    runs: Iterable[dict[str, Any]], methods: Sequence[str] = (), seeds: Sequence[int] = ()
-) -> list[dict[str, Any]]:
-    """Return the runs of each experiment and size, with a row for each combination of `methods` and `seeds` that is missing.
-    By default, these are the methods that were run without overrides, and the seeds of any run."""
+def with_missing(runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the runs of each experiment and size, with a row for each combination that is missing of the methods that were
+    run without overrides and the seeds of any run."""
     rows = []
     for (experiment, size), group in groupby(sorted(runs, key=SETTING), key=SETTING):
         by_name = {(run["label"], run["seed"]): run for run in group}
-        labels = methods or {run["label"] for run in by_name.values() if run["label"] == run["method"]}
-        wanted = {(label, seed) for label in labels for seed in (seeds or {seed for _, seed in by_name})}
+        labels = {run["label"] for run in by_name.values() if run["label"] == run["method"]}
+        wanted = {(label, seed) for label in labels for _, seed in by_name}
         for label, seed in sorted(wanted | set(by_name)):
             absent = {"experiment": experiment, "size": size, "label": label, "seed": seed}
             rows.append(by_name.get((label, seed), absent | {"status": "missing"}))

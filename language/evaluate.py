@@ -5,18 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from harness.device import autocast, send
 from harness.runs.metrics import finite
-from harness.transfer import send
 from language.data import IGNORED, validation_batches
 from language.distributed import World
 from language.schedule import PhasePlan
-
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Return the autocast context of a precision; fp32 disables it."""
-    return torch.autocast(device.type, PRECISIONS[precision], enabled=precision != "fp32")
 
 
 @torch.no_grad()

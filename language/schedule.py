@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from fire_core.errors import UserError
-from harness.transfer import send
+from harness.device import send
 from harness.trial import part_of, seed_of
 from language.data import Corpus, Mixture, open_corpus
 from language.distributed import World

@@ -29,11 +29,12 @@ needs(DOMAIN)
 
 from fire_core import snapshot
 from fire_core.measure.plasticity import plasticity, relative_gradient
+from harness.device import autocast
 from harness.runs import seeded
 from harness.runs.metrics import finite
 from harness.session import Session
 from language.distributed import World
-from language.evaluate import autocast, evaluate
+from language.evaluate import evaluate
 from language.model import Decoder, adamw, token_loss
 from language.schedule import describe, open_corpora, phase_plans
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError
-from harness.transfer import WITHOUT_PINNED_MEMORY, send
+from harness.device import WITHOUT_PINNED_MEMORY, send
 
 Array = np.ndarray
 BLOCK = 256  # rows of frames that are compressed together

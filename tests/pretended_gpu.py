@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from training_scripts import ROOT
 
-import fire_core.targets.walk
+import fire_core.targets.model_targets
 import harness.runs.checkpoint
 from fire_core.attach import Attached
 
@@ -173,7 +173,7 @@ def pretended_gpu() -> Iterator[Counts]:
             patch.setattr(module, "_foreach_supported_types", [Tensor, torch.nn.Parameter, Gpu])
         patch.setattr(torch, "Generator", Generator)
         patch.setattr(torch.cuda, "mem_get_info", lambda device=None: (2**40, 2**40))
-        patch.setattr(fire_core.targets.walk, "Tensor", Gpu)  # whose weights count as plain ones
+        patch.setattr(fire_core.targets.model_targets, "Tensor", Gpu)  # whose weights count as plain ones
         real, enabled = torch.autocast, torch.is_autocast_enabled
         cpu = {"meta": "cpu"}
         patch.setattr(torch, "autocast", lambda kind, *args, **kw: real(cpu.get(kind, kind), *args, **kw))

@@ -9,6 +9,7 @@ from torch.optim.swa_utils import update_bn
 
 from fire_core.measure.plasticity import curvature, plasticity, relative_gradient
 from fire_core.passes import undisturbed
+from harness.device import autocast
 from harness.runs import generator
 from harness.trigger import RunTrigger
 from vision.schedule import Curriculum, make_batch
@@ -54,7 +55,7 @@ def reestimated(net: nn.Module, curriculum: Curriculum) -> dict[str, float]:
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules()):
         return {}
     with undisturbed(net, training=True):
-        with _autocast(curriculum):
+        with autocast(curriculum.images.train_images.device, curriculum.cfg.precision):
             update_bn(curriculum(), net)
         found = evaluate(net, curriculum)
     return {f"reestimated_{name}": value for name, value in found.items()}
@@ -84,14 +85,9 @@ def _hits(net: nn.Module, curriculum: Curriculum, indices: Tensor, labels: Tenso
     hits, size = [], curriculum.cfg.eval_batch_size
     for part, wanted in zip(indices.split(size), labels.split(size), strict=True):
         inputs, _ = make_batch(curriculum.images, curriculum.phase, part, wanted, test=test)
-        with _autocast(curriculum):
+        with autocast(indices.device, curriculum.cfg.precision):
             hits.append(net(inputs).argmax(dim=1) == wanted)
     return torch.cat(hits).float()
-
-
-def _autocast(curriculum: Curriculum) -> torch.autocast:
-    device = curriculum.images.train_images.device.type
-    return torch.autocast(device, torch.bfloat16, enabled=curriculum.cfg.precision == "bf16")
 
 
 def brief(results: dict[str, float]) -> str:

@@ -13,8 +13,8 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from harness.device import send
 from harness.runs.seeding import generator
-from harness.transfer import send
 from harness.trial import part_of, seed_of
 from vision.data import load
 from vision.images import Images

@@ -12,14 +12,12 @@ from analysis.runs import Results
 
 RIVALS = ("dash", "muon", "redo", "adamo", "spectral", "weight_clipping", "hare_tortoise", "upgd")
 REACH, WITHIN = 9.0, 7.5  # of the axis and of the marks on it, in standard deviations
-SHORT = {"none": "none", "shrink_perturb": "S&P", "hare_tortoise": "Hare & T.", "weight_clipping": "clipping"}
-SHORT |= {"spectral": "spectral reg."}
 COLOUR, PALE, GREY, THEIRS = "#D55E00", "#F0B48A", "#A8A8A8", "#222222"
 
 
 def short(rival: str) -> str:
     """Return the name of a rival as the head of a column."""
-    return SHORT.get(rival, names.look(rival).name)
+    return names.NAMES["columns"].get(rival, names.look(rival).name)
 
 
 def draw(parts: Sequence[Results]) -> Figure:

@@ -14,8 +14,8 @@ from fire_core.checkpoints.files import Checkpoint
 from fire_core.copies import ends, followers_among
 from fire_core.errors import UserError, first_line
 from fire_core.targets import Target, TargetTable, choose, list_targets
+from fire_core.targets.model_targets import unwrapped
 from fire_core.targets.skeleton import skeleton
-from fire_core.targets.walk import unwrapped
 
 OUT: Any = {"kind": "unclear", "included": False}
 

@@ -1,7 +1,7 @@
 """Target matrices of a network: finding all of them, and choosing some by a rule."""
 
+from fire_core.targets.model_targets import check_module, find_targets, list_targets, match_parameters
 from fire_core.targets.table import Target, TargetTable, choose, names, shorten
-from fire_core.targets.walk import check_module, find_targets, list_targets, match_parameters
 
 __all__ = [
     "Target",

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fire_core.targets.walk import identity
+from fire_core.targets.model_targets import identity
 
 TABLES = re.compile(
     r"emb|code_?book|vocab|look_?up|dictionary|word_?vec"  # anywhere in the path

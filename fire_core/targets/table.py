@@ -1,7 +1,7 @@
 """The table of targets of a model, the roles of targets in their network, and rules that choose among them.
 
 A *target* is one matrix inside a parameter: the weight of a Linear layer, one spatial tap of a convolution, the q of a
-fused q/k/v, one expert, one critic of an ensemble. `walk` finds the targets of a model.
+fused q/k/v, one expert, one critic of an ensemble. `model_targets` finds those of a model.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import yaml
 from filelock import FileLock, Timeout
 
 from fire_core.errors import UserError
-from harness.domains import find
 
 NOT_EXPERIMENTS = {"notebooks", "trunks", "summary", "report", "figures", "tables"}
 RUNNING_SECONDS = 180.0  # a folder with RUNNING that was written to this recently counts as running
@@ -74,7 +72,7 @@ def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     meta = read_meta(path)
     trunk = read_meta(path.parents[3] / "trunks" / Path(str(meta["trunk"])).name) if "trunk" in meta else {}
     changed = [start.get("dirty", False) for start in (*_starts(meta), *_starts(trunk))]
-    row = identify(path, meta) | {"path": str(path), "command": command_of(meta)}
+    row = identify(path, meta) | {"path": str(path)}
     row |= {"commit": _commits(meta) or "unknown", "trunk_commit": _commits(trunk)}
     row |= {"dirty": any(changed) or (None if None in changed else False)}
     row |= {"data": _name(meta.get("data")), "machine": _name(meta.get("hardware"))}
@@ -89,17 +87,6 @@ def _starts(meta: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _commits(meta: dict[str, Any]) -> str:
     return " ".join(dict.fromkeys(str(start.get("commit") or "unknown")[:10] for start in _starts(meta)))
-
-
-def command_of(meta: dict[str, Any]) -> str:
-    """Return the command of a run without its seed, and with FOLDER for folders of data, which differ by machine."""
-    chosen = [f"{key}={meta.get(key)}" for key in ("experiment", "size", "method")]
-    typed = [re.sub(r"^([^=]+\.folder)=.*", r"\1=FOLDER", text) for text in meta.get("overrides", [])]
-    try:
-        script = meta.get("script") or find(str(meta.get("domain"))).script
-    except UserError:  # of a domain that is not here
-        script = "train.py"
-    return " ".join(["python", script, *chosen, *typed])
 
 
 def read_meta(path: Path) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from omegaconf import DictConfig
 from torch import nn
 
 from fire_core.seeding import derive
+from harness.device import send
 from harness.runs import numpy_generator
-from harness.transfer import send
 from rl.dqn.env import SCORES, Games
 from rl.dqn.games import LONGEST
 from rl.evaluate import play_episodes, play_steps
@@ -18,12 +18,8 @@ from rl.evaluate import play_episodes, play_steps
 def make_games(cfg: DictConfig, purpose: str, position: int = 0) -> Games:
     """Return new games, for training or for another `purpose`; their seed depends on the purpose and its position."""
     size, seed = cfg.env.frame_size, derive(cfg.seed, purpose, position) % 2**31
-    how = {
-        "sticky": cfg.env.sticky,
-        "threads": cfg.run.emulator_threads,
-        "grey_last": cfg.compat == "official",
-    }
-    return Games(cfg.env.game, cfg.env.environments, (size, size), seed=seed, **how)
+    atari = {"threads": cfg.run.emulator_threads, "grey_last": cfg.compat == "official"}
+    return Games(cfg.env.game, cfg.env.environments, (size, size), seed=seed, sticky=cfg.env.sticky, **atari)
 
 
 def act(

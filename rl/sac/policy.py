@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fire_core.errors import UserError
 from fire_core.seeding import derive
+from harness.device import send
 from harness.runs import numpy_generator
-from harness.transfer import send
 from rl.evaluate import Policy, play_episodes
 from rl.replay import Batch, FlatReplay
 from rl.sac.env import EvaluationTasks

@@ -28,10 +28,10 @@ needs(DOMAIN)
 
 from fire_core.measure.plasticity import plasticity, relative_norm
 from fire_core.seeding import derive
+from harness.device import send
 from harness.runs import generator, numpy_generator
 from harness.runs.metrics import finite
 from harness.session import Session
-from harness.transfer import send
 from rl.evaluate import play_episodes
 from rl.replay import FlatReplay
 from rl.sac.env import EvaluationTasks, Task

@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from harness.device import autocast
 from harness.runs import seeded
 from rl.captured import captured
 from rl.replay import Batch
@@ -64,10 +65,6 @@ class Learner:
         made = {name: torch.optim.AdamW(self.trained[name], **decay) for name in ("actor", "critics")}
         return made | {"temperature": torch.optim.Adam(self.trained["temperature"], **fused)}
 
-    def autocast(self) -> torch.autocast:
-        """Return the autocast context for the networks in an update."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
-
     def nets(self) -> dict[str, nn.Module]:
         """Return all modules with weights by name."""
         return {name: getattr(self, name) for name in ("actor", "critics", "target", "temperature")}
@@ -94,7 +91,7 @@ def actor_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
 
     The measurements are detached and 0-d: both losses, and the entropy of the actions in nats.
     """
-    with learner.autocast():
+    with autocast(learner.device, learner.precision):
         action, log_density = sample_action(*learner.actor(batch.observations), noise)
         value = learner.critics(batch.observations, action).amin(dim=-2)
     loss = (learner.temperature().detach()[..., None] * log_density - value).mean(dim=-1)
@@ -114,12 +111,12 @@ def critic_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
     bootstrap, terminated ones do not. `noise` (batch, actions) is standard normal.
     """
     with torch.no_grad():
-        with learner.autocast():
+        with autocast(learner.device, learner.precision):
             action, log_density = sample_action(*learner.actor(batch.next_observations), noise)
             lowest = learner.target(batch.next_observations, action).amin(dim=-2)
         value = lowest - learner.temperature()[..., None] * log_density
         wanted = batch.rewards + learner.discount * (1 - batch.terminated) * value
-    with learner.autocast():
+    with autocast(learner.device, learner.precision):
         values = learner.critics(batch.observations, batch.actions)
     loss = (values - wanted.unsqueeze(-2)).square().sum(dim=-2).mean(dim=-1)
     figures = {"critic_loss": loss.detach(), "value": values.detach().mean(dim=(-2, -1))}

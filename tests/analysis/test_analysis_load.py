@@ -15,7 +15,6 @@ from analysis.rendering import markdown, plain
 from analysis.runs import load, load_exported, open_results, settings
 from fire_core.errors import UserError
 from harness import status
-from harness.runs.folders import command_of
 
 
 @pytest.fixture
@@ -139,18 +138,6 @@ def test_different_data_and_sizes_never_share_a_panel(root):
     assert [(part.first["size"], part.first["data"], len(part.runs)) for part in parts] == [
         ("medium", "fashion_mnist", 1), ("small", "cifar10", 1), ("small", "fashion_mnist", 6)
     ]  # fmt: skip
-
-
-def test_command_is_the_runs_own_without_what_belongs_to_one_machine():
-    meta = {
-        "experiment": "e", "size": "small", "method": "fire", "domain": "dqn",
-        "command": "train.py -m experiment=e size=small method=none,fire seed=1,2 method.iterations=5,20",
-        "overrides": ["corpus.a.folder=/somewhere", "method.iterations=20", "optimizer_state=keep"],
-    }  # fmt: skip
-    assert command_of(meta) == (
-        "python rl/dqn/train.py experiment=e size=small method=fire corpus.a.folder=FOLDER method.iterations=20 "
-        "optimizer_state=keep"
-    )
 
 
 def test_an_export_is_read_back_and_keeps_other_experiments(root, tmp_path):

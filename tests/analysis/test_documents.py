@@ -192,13 +192,33 @@ def test_what_findings_say_of_rivals(material):
 
 
 def test_what_studies_say(material):
-    theorems = TABLES["theorems"](material)
-    bounds = theorems["layers with a bound"].str.split().str[0]
-    assert bounds.tolist() == theorems["bound holds in"].astype(str).tolist()
     scaling = TABLES["scaling"](material)["FIRE minus full reset"]
     assert scaling.str.startswith("+").all()  # "the order does not turn"
     resets = TABLES["boundaries"](material)["full reset"]
     assert not resets.str.contains(r"\[\+0\.\d*[1-9]").any()  # "a full reset never beats none"
+
+
+def cells_of(page, head):
+    """The other cells of the row of a table that begins with `head`."""
+    return [cell.strip() for cell in re.search(rf"^\| {head}.*?\|(.*)\|$", page, re.MULTILINE)[1].split("|")]
+
+
+def test_tables_of_the_theory_are_those_of_the_measurements_that_nothing_repeats():
+    page = (tables.ROOT / "docs/studies.md").read_text(encoding="utf-8")
+    rows = pd.read_csv(RESULTS / "theory.csv").astype({"theorem": str, "holds": str})
+    for theorem, layers in rows[rows["theorem"].ne("1") | rows["method"].ne("none")].groupby("theorem"):
+        known = layers.dropna(subset="bound")
+        assert known["holds"].eq("True").all()
+        ratio = (known["bound"] / known["measured"]).median()
+        shown = [f"{len(known)} of {len(layers)}", str(len(known)), f"{known['measured'].median():.3g}"]
+        assert cells_of(page, f"{theorem}: ") == [*shown, f"{known['bound'].median():.3g}", f"{ratio:.2g}"]
+    layers = rows[rows["theorem"] == "3"]
+    layers = layers.assign(matrices=1, below_1=layers["dfi"] < 1, below_1_scaled=layers["dfi_scaled"] < 1)
+    both = pd.concat([layers, pd.read_csv(RESULTS / "theory_premise.csv")]).groupby(["network", "method"])
+    sums = both[["below_1", "below_1_scaled", "matrices"]].sum()
+    for network, methods in sums.div(sums.pop("matrices"), axis=0).groupby("network"):
+        shares = methods.xs(network).loc[["none", "fire", "fire_exact"]].to_numpy().ravel()
+        assert cells_of(page, network) == [f"{share:.0%}" for share in shares]
 
 
 def test_what_is_said_of_the_fresh_trials():

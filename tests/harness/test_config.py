@@ -4,6 +4,7 @@ import random
 from dataclasses import fields
 
 import pytest
+from composed import compose_config
 from omegaconf import OmegaConf
 
 from fire_core.errors import UserError
@@ -13,7 +14,7 @@ from harness.config import compose, content_of, domain_of, options, resolve, run
 from harness.domains import find, modules
 from harness.manual import manual
 from harness.naming import LABEL_LENGTH, changes, identity, label
-from harness.overrides import check_overrides, check_sweep, compose_config
+from harness.overrides import check_overrides, check_sweep
 from harness.settings import keys
 
 VISION = find("vision")

@@ -96,8 +96,9 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_site_has_every_page() -> None:
-    listed = (ROOT / "docs/conf.py").read_text().partition("FOLDERS = ")[2].partition("\n}\n")[0]
-    assert {path.stem for path in (ROOT / "docs").glob("*/*.md")} <= set(re.findall(r"\w+", listed))
+    listed = re.findall("^/(.+)$", (ROOT / "docs/index.md").read_text(), re.MULTILINE)
+    assert {f"docs/{path.parent.name}/{path.stem}" for path in (ROOT / "docs").glob("*/*.md")} <= {*listed}
+    assert all([*ROOT.glob(f"{page}.*")] for page in listed)
 
 
 def test_the_report_in_the_readme_is_that_of_a_new_mlp() -> None:

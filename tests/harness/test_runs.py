@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from fire_core import Report, UserError
-from harness.runs import Run, generator, machine, numpy_generator, record, seeded
+from harness.runs import Run, generator, machine, numpy_generator, seeded
 from harness.runs import checkpoint as checkpoints
-from harness.runs.record import FinishedElsewhere
+from harness.runs.run import FinishedElsewhere
 
 
 def open_run(root, *, label="fire", trunk=None, rate=0.1, **settings):
@@ -149,7 +149,7 @@ def test_a_run_that_another_process_trains_is_waited_for_and_not_trained_again(t
         first.__exit__(None, None, None)
 
     first.__enter__()
-    monkeypatch.setattr(record, "pause", end_first)
+    monkeypatch.setattr("harness.runs.run.pause", end_first)
     with pytest.raises(FinishedElsewhere, match="finished by another process"), second:
         pass
     assert "waiting for another process" in capsys.readouterr().out
@@ -263,7 +263,7 @@ def test_streams_are_pure_and_apart():
 
 def test_a_checkpoint_is_due_after_seconds_or_steps(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(record.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("harness.runs.run.time.monotonic", lambda: now[0])
     with open_run(tmp_path, checkpoint_seconds=10, checkpoint_steps=5) as run:
         run.resume()
         assert not run.due(4) and run.due(5)

@@ -1,11 +1,11 @@
 """Trials of experiments: harness/trial.py."""
 
 import pytest
+from composed import compose_config
 
 from fire_core.methods import create
 from harness.domains import find
 from harness.naming import identity
-from harness.overrides import compose_config
 from harness.trial import part_of, seed_of
 
 TRIALS = [["trial.share=.2", f"trial.repeat={repeat}"] for repeat in (1, 2)]

@@ -2,13 +2,13 @@
 
 from contextlib import suppress
 
+from composed import compose_config
 from omegaconf import OmegaConf
 from training_scripts import Script
 
 from fire_core.errors import UserError
 from fire_core.methods import available, create
 from harness.config import CONF, options
-from harness.overrides import compose_config
 from harness.trigger import KINDS, RunTrigger, check_trigger
 
 

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 import torch
+from composed import compose_config
 from omegaconf import OmegaConf
 from training_scripts import ROOT, Script, killed, metrics_of
 
 from fire_core.errors import UserError
-from harness.overrides import compose_config
 from harness.runs import seeded
 from language.data import Mixture
 from language.distributed import World

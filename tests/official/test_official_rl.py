@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from composed import compose_config
 
 from fire_core.seeding import derive
-from harness.overrides import compose_config
 from harness.runs import numpy_generator
 from rl.dqn.env import Games
 

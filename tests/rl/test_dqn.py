@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from composed import compose_config
 from omegaconf import OmegaConf
 from tiny_nets import linear
 
 import rl.dqn.learn
 from fire_core import State, UserError, snapshot
 from fire_core.methods import create
-from harness.overrides import compose_config
 from rl.captured import captured
 from rl.dqn.learn import Learner, epsilon, gradients, td_targets, update
 from rl.dqn.measure import Window, measure_network

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from composed import compose_config
 from training_scripts import Script, metrics_of
 
-from harness.overrides import compose_config
 from rl.dqn.train import make_net
 
 SCRIPT = Script("rl/dqn/train.py")

@@ -10,7 +10,8 @@ from training_scripts import Script, killed, metrics_of
 
 pytest.importorskip("mujoco")
 
-from harness.overrides import compose_config
+from composed import compose_config
+
 from rl.replay import Batch
 from rl.sac.env import Task
 from rl.sac.policy import RunningNormaliser, explore, mean_policy

@@ -6,12 +6,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from composed import compose_config
 from omegaconf import OmegaConf
 from torch import nn
 from training_scripts import ROOT, Script, metrics_of
 
 from fire_core import UserError
-from harness.overrides import compose_config
 from vision.evaluate import evaluate, reestimated
 from vision.images import Images
 from vision.protocols import PhaseData
