@@ -176,35 +176,23 @@ def test_several_networks_with_a_follower():
     assert "training loss, lower is better" in str(result)
 
 
-def no_step(*_):
-    raise AssertionError("trained before the arguments were checked")
+FROM_THE_START = ["full_reset", "shrink_perturb", "l2_init", "nap", create("fire", reset="linear")]
+FROM_THE_START += [create("fire", scale="initial"), create("redo", fresh="initial")]
+MISTAKES = [
+    ("give the network inside DistributedDataParallel", {"net": (replica(nn.Linear(6, 4)), None, None)}),
+    ("at least 10 steps", {"steps": 3}),
+    ("iterator", {"batches": iter(DATA)}),
+    ("same name in redo", {"methods": [create("redo"), create("redo", threshold=0.3)]}),
+    ("step returned no loss", {"step": lambda *_: None, "score": None}),
+    *(("needs starting weights: give initial=", {"methods": [m], "initial": None}) for m in FROM_THE_START),
+]
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["full_reset", "shrink_perturb", "l2_init", "nap", create("fire", reset="linear"),
-     create("fire", scale="initial"), create("redo", fresh="initial")],
-    ids=str,
-)  # fmt: skip
-def test_missing_starting_weights_are_one_line(method):
-    with pytest.raises(UserError, match="needs starting weights: give initial=, or leave it out") as error:
-        short(["none", method], step=no_step, initial=None)
+@pytest.mark.parametrize("message, given", MISTAKES)
+def test_mistakes_are_one_line_before_anything_is_trained(message, given):
+    with pytest.raises(UserError, match=message) as error:
+        short(**{"methods": [], "step": lambda *_: pytest.fail("trained"), **given})
     assert "\n" not in str(error.value)
-
-
-def test_bad_arguments_are_one_line():
-    net, optimizer, start = make()
-    mistakes = {
-        "DistributedDataParallel": {"net": (replica(net), optimizer, start)},
-        "at least 10 steps": {"steps": 3},
-        "iterator": {"batches": iter(DATA)},
-        "same name in redo": {"methods": [create("redo"), create("redo", threshold=0.3)]},
-    }
-    for message, given in mistakes.items():
-        with pytest.raises(UserError, match=message):
-            short(**{"methods": [], **given})
-    with pytest.raises(UserError, match="step returned no loss"):
-        short([], (net, optimizer, start), lambda *arguments: None, score=None)
 
 
 def test_ctrl_c_gives_what_is_done():
