@@ -253,13 +253,6 @@ def test_global_precision_settings_change_no_bit_and_are_put_back(solver: str) -
     assert torch.equal(factor, expected)
 
 
-@pytest.mark.parametrize("steps", [(CUBIC,) * 2, quintic_schedule(0.1, 1e-2)])
-def test_the_fixed_step_kernel_compiles_without_a_graph_break(steps: tuple) -> None:
-    matrices = gaussian(3, 24, 16) / 10
-    compiled = torch.compile(lambda x: polynomial_steps(x, steps), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(matrices), polynomial_steps(matrices, steps))
-
-
 PATHS = pytest.mark.parametrize("rational", [True, False], ids=["cpu", "gpu"])
 
 
