@@ -1,4 +1,4 @@
-"""fire(): the published formula, the exact projection, and what happens to awkward weights."""
+"""fire(): the report, failures, and what happens to awkward weights. Its formula is tested in tests/official."""
 
 import copy
 import math
@@ -10,23 +10,8 @@ from torch import nn
 from fire_core import UserError, find_targets, fire, polar, project_, reset_optimizer_state
 from fire_core.engine import Treated, treat_tensors
 from fire_core.measure.metrics import deviation_from_isometry
-from language.model import Decoder, Shape
-from tests.polar_cases import published, spread, with_spectrum
+from tests.polar_cases import spread, with_spectrum
 from tests.tiny_nets import linear, untouched
-
-
-def test_a_gpt_is_treated_matrix_by_matrix():
-    """q, k and v of the fused weight are matrices of their own; the tied embedding is the output layer."""
-    torch.manual_seed(0)
-    net = Decoder(Shape(layers=1, heads=2, width=16, block=8, vocabulary=40))
-    expected = {name: p.detach().clone() for name, p in net.named_parameters()}
-    matrices = {name for name, p in expected.items() if p.dim() == 2 and name != "wpe.weight"}
-    for name in matrices:
-        parts = expected[name].split(16 if name.endswith("c_attn.weight") else len(expected[name]))
-        expected[name] = torch.cat([published(w, 5) * (len(w) / w.shape[1]) ** 0.5 for w in parts])
-    assert fire(net, iterations=5).changed == matrices
-    for name, parameter in net.named_parameters():
-        torch.testing.assert_close(parameter.detach(), expected[name], rtol=0, atol=1e-6)
 
 
 def test_report_figures_by_hand():

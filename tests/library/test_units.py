@@ -42,14 +42,6 @@ def test_joined_layers_know_their_columns():
     assert (net.out.weight[:, 3] == 0).all() and net.norm.weight.tolist() == [2.0, 1.0, 2.0]
 
 
-def test_integers_of_the_input_are_followed():
-    """Frames of Atari are uint8."""
-    frames = torch.randint(0, 255, (4, 1, 2, 2), dtype=torch.uint8)
-    layers = nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
-    (layer,), _ = find_unit_layers(Net(lambda net, x: net.layers(x.float() / 255), layers=layers), frames)
-    assert layer.name == "layers.0" and layer.outgoing == (("layers.3", 4),)
-
-
 def test_entries_are_read_and_written_unit_by_unit():
     net = nn.Sequential(stacked(2, 3, 4), nn.ReLU(), stacked(2, 4, 1))
     (layer,), _ = find_unit_layers(net, torch.randn(2, 5, 3))
