@@ -106,19 +106,22 @@ SIZES = {
 }  # fmt: skip
 
 
-def small_language_model(name: str) -> nn.Module | None:
-    """Return a tiny model of transformers that runs on twelve tokens, or None where these sizes do not fit it."""
+def small_language_model(name: str, **settings: object) -> nn.Module | None:
+    """Return a tiny model of transformers that runs on twelve tokens, or None where these sizes do not fit it.
+
+    settings: beside SIZES, or instead of them; one of `...` leaves the default of the configuration.
+    """
     import transformers
 
     try:
         config = transformers.AutoConfig.for_model(name)
         for part in filter(None, (config, getattr(config, "text_config", None))):
-            for key, value in SIZES.items():
-                if hasattr(part, key) and not callable(getattr(part, key)):
+            for key, value in (SIZES | settings).items():
+                if value is not ... and hasattr(part, key) and not callable(getattr(part, key)):
                     setattr(part, key, value)
             for key in ("layer_types", "mlp_layer_types"):
-                if isinstance(getattr(part, key, None), list):
-                    setattr(part, key, getattr(part, key)[:2])
+                if key not in settings and isinstance(getattr(part, key, None), list):
+                    setattr(part, key, getattr(part, key)[: part.num_hidden_layers])
         build = transformers.AutoModelForCausalLM.from_config
         with torch.device("meta"):  # some configurations have further sizes, and their models stay large
             if sum(p.numel() for p in build(config).parameters()) > 2e7:

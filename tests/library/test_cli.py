@@ -356,26 +356,20 @@ def test_a_file_that_appears_while_the_weights_are_treated_is_not_overwritten(tm
 
 
 # ------------------------------------------------------------------------------------------------ folders of transformers
-TOKENS = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
-LLAMA = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-MODELS = {"gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4}, "llama": LLAMA}
-
-
 @pytest.fixture
-def transformers():
-    import tests.architectures  # noqa: F401 (makes the import of torchvision possible)
+def architectures():
+    pytest.importorskip("transformers")
+    import tests.architectures
 
-    return pytest.importorskip("transformers")
+    return tests.architectures
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize("torch_files", [False, True])
-def test_apply_on_a_folder_equals_fire_on_the_model(transformers, tmp_path, name, torch_files):
+def test_apply_on_a_folder_equals_fire_on_the_model(architectures, tmp_path, name, torch_files):
     """The shards are read, and one safetensors file is written, which transformers loads with the old config.json."""
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(name, **TOKENS, **MODELS[name])
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = architectures.small_language_model(name)
     old, new = tmp_path / "old", tmp_path / "new" / "model.safetensors"
     model.save_pretrained(old, max_shard_size="20KB")
     assert len(list(old.glob("*.safetensors"))) > 1
@@ -387,27 +381,27 @@ def test_apply_on_a_folder_equals_fire_on_the_model(transformers, tmp_path, name
     assert run("apply", old, new, f"--targets={rule}", "--solver=exact") == 0
     report = fire(model, targets=rule, solver="exact")
     assert len(report.treated()) == len(targets_of(open_checkpoint(old), rule)[0].included) > 5
-    config.save_pretrained(new.parent)
-    again = dict(transformers.AutoModelForCausalLM.from_pretrained(new.parent).named_parameters())
+    model.config.save_pretrained(new.parent)
+    again = dict(type(model).from_pretrained(new.parent).named_parameters())
     for parameter_name, parameter in model.named_parameters():
         assert torch.allclose(parameter, again[parameter_name], atol=1e-6), parameter_name
 
 
 @pytest.mark.reference
-def test_matrices_that_the_model_does_not_describe_stay_out(transformers, tmp_path):
+def test_matrices_that_the_model_does_not_describe_stay_out(architectures, tmp_path):
     """Mixtral's experts are saved one by one, under names that its model in transformers does not have."""
-    sizes = {**LLAMA, "num_hidden_layers": 1, "num_key_value_heads": 2, "num_local_experts": 3}
-    config = transformers.MixtralConfig(**TOKENS, **sizes)
-    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path / "model")
+    architectures.small_language_model("mixtral").save_pretrained(tmp_path / "model")
     table, source = targets_of(open_checkpoint(tmp_path / "model"))
     assert source == "targets from config.json (MixtralForCausalLM)"
     experts = [target for target in table if "experts" in target.parameter]
-    assert len(experts) == 9 and {t.reason for t in experts} == {"not in config.json (MixtralForCausalLM)"}
-    assert sum("self_attn" in target.parameter for target in table.included) == 4
+    assert len(experts) == 2 * 4 * 3 and {t.reason for t in experts} == {
+        "not in config.json (MixtralForCausalLM)"
+    }
+    assert sum("self_attn" in target.parameter for target in table.included) == 2 * 4
 
 
 @pytest.mark.reference
-def test_what_a_config_names_is_called_only_if_it_is_a_model_class(transformers, tmp_path):
+def test_what_a_config_names_is_called_only_if_it_is_a_model_class(architectures, tmp_path):
     write({"a.weight": torch.randn(4, 4)}, tmp_path / "pytorch_model.bin")
     config = {"model_type": "gpt2", "architectures": ["GPT2Config"], "n_layer": 1}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -35,7 +35,6 @@ class Module(lightning.LightningModule):
         self.learning_rate = learning_rate
         self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
         self.net[-1].is_head = True
-        self.before: dict[str, Tensor] = {}
 
     def training_step(self, batch: list, index: int) -> Tensor:
         self.log("train_loss", torch.tensor(1.0), on_epoch=True, on_step=False)

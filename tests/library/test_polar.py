@@ -18,7 +18,6 @@ from torch import Tensor
 from fire_core import UserError
 from fire_core.solvers import exact as polar_exact
 from fire_core.solvers import kernels
-from fire_core.solvers.completion import complete
 from fire_core.solvers.exact import solve_exact
 from fire_core.solvers.kernels import cholesky_in_blocks, quintic_step, rational_steps
 from fire_core.solvers.polar import STACK_BYTES, Polar, full_precision, polar, polynomial_steps
@@ -56,12 +55,16 @@ def test_newton_schulz_acts_on_singular_values_alone() -> None:
     assert math.isclose(float(result.residual), (1 - 0.792**2) ** 2 + (1 - 0.944**2) ** 2, rel_tol=1e-5)
 
 
+@pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
 @pytest.mark.parametrize("shape", [(64, 64), (37, 20), (192, 192), (9, 3)])
-def test_newton_schulz_gives_the_same_bits_alone_and_in_a_batch(shape: tuple[int, int]) -> None:
-    matrices = gaussian(7, *shape)
-    together = polar(matrices, "newton_schulz").factor
-    for matrix, factor in zip(matrices, together, strict=True):
-        assert torch.equal(polar(matrix, "newton_schulz").factor, factor)
+def test_batches_and_their_stacks_do_not_change_the_result(shape, solver, monkeypatch):
+    matrices = gaussian(5, *shape)
+    whole = polar(matrices, solver)
+    monkeypatch.setitem(STACK_BYTES, "cpu", 2 * matrices[0].nbytes)
+    cut = polar(matrices, solver)
+    assert torch.equal(whole.factor, cut.factor) and torch.equal(whole.iterations, cut.iterations)
+    for matrix, factor in zip(matrices if solver == "newton_schulz" else (), whole.factor):
+        assert torch.equal(polar(matrix, solver).factor, factor)
 
 
 def test_type_strides_and_scales_do_not_matter() -> None:
@@ -87,15 +90,6 @@ def test_zero_and_non_finite_matrices_are_named(solver: str, value: float) -> No
         polar(matrices, solver)
 
 
-@pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
-def test_stacks_do_not_change_the_result(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    matrices = gaussian(5, 40, 24)
-    whole = polar(matrices, solver)
-    monkeypatch.setitem(STACK_BYTES, "cpu", 2 * 40 * 24 * 4)
-    cut = polar(matrices, solver)
-    assert torch.equal(whole.factor, cut.factor) and torch.equal(whole.iterations, cut.iterations)
-
-
 def test_quintic_is_the_formula_of_muon() -> None:
     """Against the step written out in float64."""
     matrix = gaussian(48, 32)
@@ -107,23 +101,12 @@ def test_quintic_is_the_formula_of_muon() -> None:
 
 
 def test_the_completion_is_the_nearest_to_the_identity() -> None:
-    """No other completion of the same matrix lies nearer to the identity: 200 random ones are farther."""
+    """Between the null spaces, it is the polar factor of what the identity has there (Procrustes)."""
     matrix = gaussian(20, 5) @ gaussian(5, 12, seed=1)
     left, _, right = torch.linalg.svd(matrix.double(), full_matrices=True)
-    identity = torch.eye(20, 12, dtype=torch.float64)
-    distance = (polar(matrix).factor.double() - identity).norm()
-    for seed in range(200):
-        between = oracle(gaussian(15, 7, seed=seed))
-        other = left[:, :5] @ right[:5] + left[:, 5:] @ between @ right[5:]
-        assert deviation(other) < 1e-20 and distance <= (other - identity).norm() + 1e-6
-
-
-def test_the_completion_does_not_depend_on_the_basis_of_the_null_space() -> None:
-    left, _, right = torch.linalg.svd(gaussian(15, 9).double(), full_matrices=False)
-    rotation = oracle(gaussian(4, 4, seed=3))
-    plain = complete(left[:, :4], right[:4].mT)
-    rotated = complete(left[:, :4] @ rotation, right[:4].mT @ rotation)
-    torch.testing.assert_close(plain, rotated, rtol=0, atol=1e-12)
+    between = oracle(left[:, 5:].mT @ torch.eye(20, 12, dtype=torch.float64) @ right[5:].mT)
+    expected = left[:, :5] @ right[:5] + left[:, 5:] @ between @ right[5:]
+    torch.testing.assert_close(polar(matrix).factor.double(), expected, rtol=0, atol=1e-5)
 
 
 def test_completion_where_the_identity_has_nothing_to_offer() -> None:
@@ -144,16 +127,6 @@ def matrices(draw: st.DrawFn, decades: float = 3.0, most: int = 60) -> Tensor:
     steps = torch.linspace(0, 1, min(rows, columns), dtype=torch.float64)
     singular = 10 ** (-draw(st.floats(0, decades)) * steps ** draw(st.sampled_from([100.0, 1.0, 0.01])))
     return with_spectrum(rows, columns, singular, seed=draw(st.integers(0, 10**6)))
-
-
-@DRAWS
-@given(matrices(), st.integers(0, 10**6))
-def test_rotations_pass_through(matrix: Tensor, seed: int) -> None:
-    """polar(A W B) = A polar(W) B for orthogonal A and B."""
-    left = oracle(gaussian(len(matrix), len(matrix), seed=seed)).float()
-    right = oracle(gaussian(matrix.shape[1], matrix.shape[1], seed=seed + 1)).float()
-    expected = left @ polar(matrix).factor @ right
-    torch.testing.assert_close(polar(left @ matrix @ right).factor, expected, rtol=0, atol=2e-3)
 
 
 def check_against_the_svd(matrices: Tensor, result: Polar, most: float = 1e5) -> None:
@@ -278,13 +251,6 @@ def test_global_precision_settings_change_no_bit_and_are_put_back(solver: str) -
     finally:
         torch.set_float32_matmul_precision("highest")
     assert torch.equal(factor, expected)
-
-
-@pytest.mark.parametrize("steps", [(CUBIC,) * 2, quintic_schedule(0.1, 1e-2)])
-def test_the_fixed_step_kernel_compiles_without_a_graph_break(steps: tuple) -> None:
-    matrices = gaussian(3, 24, 16) / 10
-    compiled = torch.compile(lambda x: polynomial_steps(x, steps), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(matrices), polynomial_steps(matrices, steps))
 
 
 PATHS = pytest.mark.parametrize("rational", [True, False], ids=["cpu", "gpu"])

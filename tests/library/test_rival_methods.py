@@ -1,18 +1,24 @@
 """Rival methods against numbers worked out by hand on tiny nets."""
 
+import copy
+
 import pytest
 import tiny_nets
 import torch
-from tiny_nets import Net, hooks, linear, train_step
+from tiny_nets import Net, hooks, linear, train_step, untouched
 from torch import nn
 from torch.nn import functional
 
-from fire_core import UserError, attach, find_targets
+from fire_core import State, UserError, attach, find_targets, reset_optimizer_state
 from fire_core.measure.plasticity import curvature, plasticity
 from fire_core.methods import create
 from fire_core.methods.dash import shrink
+from fire_core.methods.method import find_weights
 from fire_core.methods.muon import MuonAdam
 from fire_core.methods.redo import dormancy
+from fire_core.methods.spectral import first_vector, largest_singular_value
+from fire_core.methods.upgd import PerturbedDescent
+from fire_core.methods.weight_clipping import clip_weights
 from fire_core.units import find_unit_layers, recycle
 
 
@@ -46,16 +52,14 @@ def test_dash_leaves_alone_what_is_not_its_own():
     net.unused = nn.Linear(2, 2)
     net.forward = lambda x: net[3](net[2](net[1](net[0](x))))
     state = state_of(net, targets=torch.ones(2, 1))
-    before, random = {**net[1].state_dict(prefix="1."), **net.unused.state_dict()}, torch.get_rng_state()
-    before = {key: value.clone() for key, value in before.items() if "1.weight" != key != "1.bias"}
+    statistics, random = [value.clone() for value in net.buffers()], torch.get_rng_state()
     for training in (True, False):
         net[1].train(training)
-        assert create("dash").boundary(state).changed
+        with untouched(net.unused):
+            assert create("dash").boundary(state).changed
         dormancy(net, [X])
         assert [module.training for module in net] == [True, training, True, True, True] and net.training
-    after = {**net[1].state_dict(prefix="1."), **net.unused.state_dict()}
-    assert all(torch.equal(after[key], value) for key, value in before.items())
-    assert torch.equal(random, torch.get_rng_state())
+    assert all(map(torch.equal, net.buffers(), statistics)) and torch.equal(random, torch.get_rng_state())
 
 
 def declared(weight, **declarations):
@@ -67,15 +71,20 @@ def declared(weight, **declarations):
 
 
 STACK = declared(torch.tensor([[[1.0, 1.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 1.0]]]), stacked_matrices=True)
-# of a norm layer that torch does not know
-STACKED_GAINS = declared(torch.tensor([[2.0, 1.0], [0.0, 1.0]]), is_norm=True)
+GAINS = declared(
+    torch.tensor([[2.0, 1.0], [0.0, 1.0]]), is_norm=True
+)  # of a norm layer that torch does not know
 COLUMN, IDENTITY = linear([[1.0], [1.0]]), linear([[1.0, 0.0], [0.0, 1.0]])
 NORMED = nn.Sequential(linear([[1.0], [1.0]]), nn.BatchNorm1d(2))
+
+
 nn.init.constant_(NORMED[1].weight, 2.0)  # two gains: (4 - 1)^2 each
+
+
 PENALTIES = [
     (COLUMN, {"gram": "smaller"}, 1.0),
     (NORMED, {"norms": False}, 2.0),
-    (nn.Sequential(IDENTITY, STACKED_GAINS), {}, 10.0),  # (4 - 1)^2 + (0 - 1)^2
+    (nn.Sequential(IDENTITY, GAINS), {}, 10.0),  # (4 - 1)^2 + (0 - 1)^2
     (STACK, {}, 12.0),  # [[1, 1], [1, 0]] for the first, [[3, 0], [0, 0]] for the second
 ]
 
@@ -226,10 +235,7 @@ def test_muon_is_that_of_torch_on_each_matrix(shape):
     """Square, wide and tall kernels as one matrix (out, everything else), and a stack of matrices one by one."""
     torch.manual_seed(0)
     weight, stacked = nn.Parameter(torch.randn(shape)), len(shape) == 3
-
-    def matrices(tensor):
-        return list(tensor) if stacked else [tensor.flatten(1)]
-
+    matrices = (lambda tensor: tensor) if stacked else (lambda tensor: tensor.flatten(1)[None])
     start = matrices(weight.detach().clone())
     alone = [nn.Parameter(matrix.clone()) for matrix in start]
     group = {"params": [weight], "momentum": 0.9, "stacked": stacked, "transposed": False}
@@ -241,9 +247,8 @@ def test_muon_is_that_of_torch_on_each_matrix(shape):
             parameter.grad = gradient.clone()
         ours.step(), theirs.step()
     for matrix, first, after in zip(alone, start, matrices(weight), strict=True):
-        assert (after - matrix).norm() < 0.05 * (
-            matrix - first
-        ).norm()  # bfloat16 inside rounds in another way
+        moved = (matrix - first).norm()
+        assert (after - matrix).norm() < 0.05 * moved  # bfloat16 inside rounds in another way
 
 
 def test_muon_shares_out_the_parameters():
@@ -264,38 +269,6 @@ def test_muon_shares_out_the_parameters():
     net[5] = nn.Linear(4, 3)
     treatment.boundary(3)
     assert treatment.optimizer is not both
-
-
-def gated(net, x):
-    return x + net.down(functional.silu(net.gate(x)) * net.up(x))
-
-
-def test_gated_units():
-    block = Net(gated, gate=nn.Linear(4, 6), up=nn.Linear(4, 6), down=nn.Linear(6, 4))
-    net, x = nn.Sequential(block, nn.Linear(4, 2)), torch.randn(64, 5, 4)
-    layers, _ = find_unit_layers(net, x)
-    assert [(u.incoming, u.outgoing, u.units) for u in layers] == [(("0.gate", "0.up"), (("0.down", 1),), 6)]
-    hidden = (functional.silu(net[0].gate(x)) * net[0].up(x)).abs().mean(dim=(0, 1))
-    torch.testing.assert_close(dormancy(net, [x])["0.gate"], (hidden / hidden.mean()).detach())
-    recycle(net, layers[0], torch.tensor([2]), generator=torch.Generator().manual_seed(0))
-    assert (net[0].down.weight[:, 2] == 0).all() and net[0].gate.bias[2] == 0 and net[0].up.bias[2] == 0
-
-
-def shared(net, x):
-    """A residual sum, a layer used twice, sorted units."""
-    x = net.stem(x)
-    x = x + net.twice(torch.relu(net.twice(x)))
-    return net.out(torch.cat([x, net.side(x).sort(dim=1).values], dim=1))
-
-
-def test_units_without_an_owner_are_left_out_with_a_reason():
-    layers = {name: nn.Linear(4, 4) for name in ("stem", "twice", "side")}
-    net = Net(shared, **layers, out=nn.Linear(8, 2))
-    net.side.weight.requires_grad_(False)
-    layers, reasons = find_unit_layers(net, torch.randn(2, 4))
-    assert layers == [] and set(reasons) == {"stem", "twice", "side", "out"}
-    assert "added" in reasons["stem"] and "2 times" in reasons["twice"] and "output" in reasons["out"]
-    assert not net.side.weight.requires_grad and net.training and hooks(net) == 0
 
 
 def share(net):
@@ -350,3 +323,135 @@ def test_batches_may_be_mappings_tuples_and_lists(inputs):
     net(X)
     method.after_step(state)
     assert method.counts["recycled"] == 3
+
+
+def one_layer(values: list) -> nn.Sequential:
+    return nn.Sequential(linear(values))
+
+
+def with_sgd(net: nn.Module) -> State:
+    return tiny_nets.state_of(net, torch.optim.SGD(net.parameters(), lr=0.5))
+
+
+def test_adamo_takes_the_rate_of_each_weights_own_group():
+    """Of W = diag(2, 1), the gradient is 4 * 2 * (4 - 1) = 24 at the 2, and 0 at the 1. With rate 0.5 and coefficient
+    0.01 the step is 0.12, taken from the weights before the optimizer's own step, which moves both by 1."""
+    body, head, bare = (one_layer([[2.0, 0.0], [0.0, 1.0]]) for _ in range(3))
+    state = with_sgd(nn.Sequential(body, head, bare))
+    groups = [{"params": body.parameters(), "lr": 0.0}, {"params": head.parameters(), "lr": 0.5}]
+    method, state.optimizers["net"] = create("adamo", coefficient=0.01), torch.optim.SGD(groups)
+    method.before_step(state)
+    for part in (body, head, bare):
+        part[0].weight.data += torch.eye(2)
+    method.after_step(state)
+    for part, first in ((body, 3.0), (head, 2.88), (bare, 3.0)):
+        torch.testing.assert_close(part[0].weight.data, torch.diag(torch.tensor([first, 2.0])))
+    with pytest.raises(UserError, match=r"give attach\(\) the optimizer"):
+        method.before_step(State({"net": body}, phase=1))
+
+
+def test_a_weight_of_zeros_keeps_the_vector_of_the_power_iteration():
+    matrix = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
+    sigma, left = largest_singular_value(0 * matrix, first_vector("a", matrix, 100))
+    assert sigma == 0 and largest_singular_value(matrix, left)[0] > 0.99 * torch.linalg.matrix_norm(matrix, 2)
+
+
+def test_weight_clipping_leaves_frozen_weights_and_norms_and_knows_transposed_ones():
+    """Four inputs: s = 1/2, so factor 3 clips to 1.5, the bias too. A kernel of 1 x 4 inputs has the same s."""
+    net = nn.Sequential(nn.Linear(4, 1), nn.Conv2d(1, 1, 2), nn.LayerNorm(4))
+    for layer in net:
+        nn.init.constant_(layer.weight, 7.0), nn.init.constant_(layer.bias, -9.0)
+    net[1].requires_grad_(False)
+    method, state = create("weight_clipping", factor=3.0), with_sgd(net)
+    method.after_step(state)
+    assert net[0].weight.tolist() == [[1.5] * 4] and net[0].bias.tolist() == [-1.5]
+    assert (net[1].weight == 7.0).all() and (net[2].weight == 7.0).all() and (net[2].bias == -9.0).all()
+    upwards = nn.ConvTranspose2d(8, 4, 2)  # torch draws from 1 / sqrt(4 outputs * 4 taps)
+    before = upwards.weight.clone()
+    clip_weights(upwards, 1.0001, find_weights(upwards, "all"))
+    assert torch.equal(upwards.weight, before) and upwards.weight.abs().max() > 0.2
+
+
+def test_the_tortoise_has_running_statistics_of_its_own_and_the_counts_of_the_hare():
+    net = nn.BatchNorm1d(1)
+    state, method = with_sgd(net), create("hare_tortoise", momentum=0.5, period=100)
+    for mean in (0.0, 4.0):
+        net.running_mean.fill_(mean), net.num_batches_tracked.add_(1)
+        method.after_step(state)
+    method.before_evaluation(state)
+    assert net.running_mean.item() == 2.0 and net.num_batches_tracked.item() == 2
+    method.after_evaluation(state)
+    assert net.running_mean.item() == 4.0
+    half, method = one_layer([[1.0]]).bfloat16(), create("hare_tortoise")
+    for value in (1.0, 2.0):  # a step of .001 is below the precision of bfloat16
+        half[0].weight.data.fill_(value)
+        method.after_step(with_sgd(half))
+    assert method.tortoise["net"]["0.weight"].item() == pytest.approx(1.001)
+
+
+def test_the_tortoise_starts_again_where_a_layer_is_replaced_or_added():
+    net = nn.Sequential(one_layer([[1.0]]), one_layer([[1.0]]))
+    state, method = with_sgd(net), create("hare_tortoise", momentum=0.5)
+    method.after_step(state)
+    for change in (lambda: net.__setitem__(1, nn.Linear(1, 3)), lambda: net.append(nn.Linear(3, 3))):
+        change()
+        trained = [p.clone() for p in net.parameters()]
+        method.before_evaluation(state), method.after_evaluation(state), method.after_step(state)
+        assert method.tortoise["net"].keys() == net.state_dict().keys()
+        assert all(torch.equal(a, b) for a, b in zip(trained, net.parameters(), strict=True))
+
+
+PLAIN = {"decay": 0.9, "weight_decay": 0.1, "adaptive": False}
+
+
+def test_no_noise_of_upgd_comes_twice_though_the_state_is_cleared():
+    weight, steps = nn.Parameter(torch.zeros(4)), []
+    upgd = PerturbedDescent([weight], lr=1.0, sigma=1.0, **PLAIN)
+    for _ in range(2):
+        weight.data.zero_()
+        weight.grad = torch.zeros(4)
+        upgd.step()
+        steps.append(weight.detach().clone())
+        reset_optimizer_state({"net": upgd}, "clear")
+    assert not torch.isclose(*steps).any()
+
+
+def test_upgd_by_the_corrected_maximum():
+    """Weights 2 and -1 with gradients -1 and -1 have the utilities 2 and -1, so U is sigmoid(1) and sigmoid(-1/2)."""
+    w = nn.Parameter(torch.tensor([2.0, -1.0]))
+    w.grad = torch.tensor([-1.0, -1.0])
+    PerturbedDescent([w], lr=0.5, maximum="corrected", sigma=0.0, **PLAIN).step()
+    free = 1 - torch.sigmoid(torch.tensor([1.0, -0.5]))
+    torch.testing.assert_close(w.data, torch.tensor([1.9, -0.95]) + 0.5 * free)
+
+
+@pytest.mark.parametrize("name", ["upgd", "muon"])
+def test_an_optimizer_with_two_learning_rates_is_not_replaced_by_one_with_one(name):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    groups = [{"params": net[0].parameters()}, {"params": net[1].parameters(), "lr": 0.001}]
+    adam = torch.optim.Adam(groups, lr=0.01, eps=1e-5)
+    treatment = attach(create(name, rate_factor=3.0), net, adam)
+    with pytest.raises(UserError, match=r"groups of yours have 0\.001, 0\.01"):
+        treatment.boundary(1)
+    assert treatment.optimizer is adam
+    adam.param_groups[1]["lr"] = 0.01
+    treatment.boundary(1)
+    first, last = treatment.optimizer.param_groups[0], treatment.optimizer.param_groups[-1]
+    assert (first["lr"], first["rate_factor"], last["eps"]) == (pytest.approx(0.03), 3.0, 1e-5)
+
+
+def test_upgd_in_bfloat16_goes_on_as_if_it_had_not_stopped():
+    def build(net):
+        return create("upgd").build(net, torch.optim.SGD(net.parameters(), lr=0.1))
+
+    def utility_after_a_step(net, optimizer):
+        net[0].weight.grad = torch.full_like(net[0].weight, 0.37)
+        optimizer.step()
+        return optimizer.state[net[0].weight]["utility"]
+
+    net = one_layer([[2.0, -1.0]]).bfloat16()
+    optimizer = build(net)
+    utility_after_a_step(net, optimizer)
+    resumed = build(again := copy.deepcopy(net))
+    resumed.load_state_dict(optimizer.state_dict())
+    assert torch.equal(utility_after_a_step(net, optimizer), utility_after_a_step(again, resumed))

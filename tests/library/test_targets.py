@@ -123,26 +123,23 @@ def test_frozen_parameters_are_out_unless_everything_is_frozen() -> None:
     assert names(model) == ["0.weight", "1.weight"]
 
 
-def of_other_kinds() -> nn.Module:
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)), nn.Conv2d(8, 8, 3, groups=8))
-    model[1].lora_A = nn.Linear(4, 2, bias=False)
-    model.requires_grad_(False)
-    weights = {
-        0: torch.zeros(4, 4, dtype=torch.int8), 2: torch.randn(4, 6).to_sparse(),
-        3: torch.randn(9).as_strided((4, 6), (1, 1)), 4: Quantised(torch.zeros(4, 4, dtype=torch.int8)),
-    }  # fmt: skip
-    for number, weight in weights.items():
-        model[number].weight = nn.Parameter(weight, requires_grad=False)
-    return model
-
-
 def test_weights_of_other_kinds_stay_out() -> None:
-    table = by_name(find_targets(of_other_kinds()))
-    assert [t.name for t in table.values() if t.included] == ["1.weight", "5.weight"]
-    assert table["1.lora_A.weight"].kind == "lora"
-    reasons = {0: "torch.int8", 2: "sparse", 3: "share one place", 4: "stored as Quantised", 6: "depthwise"}
-    for number, reason in reasons.items():
-        assert reason in table[f"{number}.weight"].reason
+    integers = torch.zeros(4, 4, dtype=torch.int8)
+    model, kinds = nn.Sequential(nn.Linear(4, 4), nn.Conv2d(8, 8, 3, groups=8)), ["", "depthwise"]
+    model[0].lora_A = nn.Linear(4, 2, bias=False)
+    for weight, reason in (
+        (integers, "torch.int8"),
+        (torch.randn(4, 6).to_sparse(), "sparse"),
+        (torch.randn(9).as_strided((4, 6), (1, 1)), "share one place"),
+        (Quantised(integers), "stored as Quantised"),
+    ):
+        model.append(nn.Linear(4, 4)).requires_grad_(False)
+        model[-1].weight = nn.Parameter(weight, requires_grad=False)
+        kinds.append(reason)
+    table = by_name(find_targets(model))
+    assert [t.name for t in table.values() if t.included] == ["0.weight"]
+    assert table["0.lora_A.weight"].kind == "lora"
+    assert all(reason in table[f"{number}.weight"].reason for number, reason in enumerate(kinds))
     with pytest.raises(UserError, match="run one batch"):
         find_targets(nn.Sequential(nn.LazyLinear(3)))
 

@@ -1,30 +1,30 @@
 """Targets of real architectures, built from small configurations: no weights are downloaded.
 
-That a block of rows is v is proved by values: with it at zero, an attention layer forgets q and k.
+That a block of rows is v is proved by values: with it at zero, an attention layer forgets q and k. For every family of
+timm and every causal language model of transformers, two independent witnesses say that no weight is cut wrongly: a
+trace, which says which rows reach which factor of a product, and the values.
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-import tests.architectures  # noqa: F401 (its import makes that of torchvision possible)
-from fire_core.targets import find_targets
+import tests.architectures as architectures
+from fire_core.targets import Target, find_targets
+from fire_core.targets.rows import trace_rows
 
 transformers = pytest.importorskip("transformers")
 timm = pytest.importorskip("timm")
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
 
 pytestmark = pytest.mark.reference
-SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
-
-
-def build(name: str, **settings: object) -> nn.Module:
-    """A causal language model of transformers in evaluation mode, its biases random as well."""
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(name, **{**SMALL, **TOKENS, **settings})
-    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+build = partial(architectures.small_language_model, num_hidden_layers=1, n_layer=1, n_layers=1)
 
 
 def logits(model: nn.Module) -> Tensor:
@@ -32,22 +32,18 @@ def logits(model: nn.Module) -> Tensor:
         return model(input_ids=torch.arange(2, 14)[None] % 64).logits
 
 
-GATED = {"intermediate_size": 48, "num_key_value_heads": 2}
-GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 4}
-FUSED = {
-    "gpt2": GPT2,
-    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 1, "max_seq_len": 32},
-    **dict.fromkeys(("phi3", "llama"), GATED),
-}
-GATED_QUERY = {**GATED, "head_dim": 8, "num_experts": 0, "layer_types": ["full_attention"]}
+GATED_QUERY = {"num_experts": 0, "layer_types": ["full_attention"]}
 INTERLEAVED = {  # their fused layers lie in an order of their own
-    "gpt_bigcode": ("attn.c_attn", {**GPT2, "multi_query": False}),
-    "gpt_neox": ("attention.query_key_value", {"intermediate_size": 48}),
-    "codegen": ("attn.qkv_proj", {**GPT2, "rotary_dim": 4}),
-    "falcon": ("self_attention.query_key_value", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "gpt_bigcode": ("attn.c_attn", {"multi_query": False}),
+    "gpt_neox": ("attention.query_key_value", {}),
+    "codegen": ("attn.qkv_proj", {}),
+    "falcon": (
+        "self_attention.query_key_value",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "head_dim": ...},
+    ),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text"), ("self_attn.q_proj", GATED_QUERY)),
-    "mamba": ("mixer.in_proj", {}),
-    "gpt_oss": ("mlp.experts.gate_up_proj", {**GATED, "num_local_experts": 3}),
+    "mamba": ("mixer.in_proj", {"layer_types": ...}),
+    "gpt_oss": ("mlp.experts.gate_up_proj", {}),
 }
 
 
@@ -60,9 +56,9 @@ def test_interleaved_layers_stay_out_with_a_reason(name: str) -> None:
     assert any(word in found.reason for word in ("not known", "interleaved", "may hold several matrices"))
 
 
-@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("name", ["gpt2", "mpt", "phi3", "llama"])
 def test_q_k_and_v_rows_are_what_they_are_called(name: str) -> None:
-    model = build(name, **FUSED[name])
+    model = build(name)
     table = find_targets(model, "attention")
     ((q,), (k,), (v,)) = ([target for target in table.included if target.role == role] for role in "qkv")
     for target in (q, k, v):
@@ -75,23 +71,10 @@ def test_q_k_and_v_rows_are_what_they_are_called(name: str) -> None:
     assert torch.allclose(logits(model), silent, atol=1e-5) and not torch.allclose(silent, start, atol=1e-3)
 
 
-def test_gpt2_table() -> None:
-    model = build("gpt2", num_hidden_layers=2)
-    table = find_targets(model)
-    fused = [f"transformer.h.0.attn.c_attn.weight[{part}]" for part in "qkv"]
-    assert [t.name for t in table.included][:4] == ["lm_head.weight", *fused]
-    assert len(table.included) == 1 + 2 * 6
-    fc = next(t for t in table if t.name == "transformer.h.0.mlp.c_fc.weight")
-    assert fc.transposed and fc.shape == (128, 32) and fc.scale == 2.0
-    assert torch.equal(fc.matrix(model), model.transformer.h[0].mlp.c_fc.weight.T)
-    assert all(len(find_targets(model, rule).included) == 12 for rule in ("no_embedding", "no_head"))
-    assert len(find_targets(model, "mlp").included) == 4
-
-
 def test_expert_stacks_split_into_experts_and_halves() -> None:
-    model = build("mixtral", **GATED, num_local_experts=3)
+    model = build("mixtral")
     experts = [t for t in find_targets(model).included if t.kind == "expert"]
-    assert Counter(t.shape for t in experts) == {(48, 32): 6, (32, 48): 3}
+    assert Counter(t.shape for t in experts) == {(48, 32): 8, (32, 48): 4}
     gate = next(t for t in experts if t.name.endswith("[1,gate]"))
     stack = model.get_parameter(gate.parameter)
     assert torch.equal(gate.matrix(model), stack[1][:48])
@@ -104,3 +87,118 @@ def test_a_class_whose_rows_no_table_can_tell_stays_out() -> None:
     layer = timm.models.efficientvim.ConvLayer1d(4, 8, 1)
     table = find_targets(nn.Sequential(layer, nn.Linear(8, 2)))
     assert [target.parameter for target in table.unclear] == ["0.conv.weight"]
+
+
+# with v at zero, these depend on q or k for reasons of their own
+ON_THEIR_OWN = {
+    "coat": "a convolution of v has a bias and is multiplied by q",
+    "davit": "in attention over channels, q is what the values are to others",
+    "mvitv2": "pooled q is added to the output",
+}
+
+
+def count(model: nn.Module, example: Any) -> tuple[Counter, list[str]]:
+    """Return how many weights are whole, cut and left out, and the targets that hold rows of different factors."""
+    seen, parameters = trace_rows(model, example), dict(model.named_parameters())
+    table = find_targets(model)
+    chosen = [t for t in table.included if t.kind in ("linear", "conv")]
+    cut = {t.parameter for t in chosen if any(not p.isdigit() and "group" not in p for p in parts_of(t))}
+    wrong = []
+    for target in chosen:
+        parameter = parameters[target.parameter]
+        uses = {row: p for p, rows in seen.parts.get(id(parameter), ()) for row in listed(rows, parameter)}
+        if uses and not target.transposed:
+            rows = target.index[0] if target.index else slice(None)
+            if len({uses[row] for row in listed(rows, parameter)}) > 1:
+                wrong.append(target.name)
+    whole = {t.parameter for t in chosen} - cut
+    return Counter({"left out": len(table.unclear), "cut": len(cut), "whole": len(whole)}), wrong
+
+
+def parts_of(target: Target) -> list[str]:
+    """What the name of a target says of its rows; the taps of a convolution are numbers."""
+    return [part for part in target.name.partition("[")[2].rstrip("]").split(",") if part]
+
+
+def listed(rows: Any, parameter: Tensor) -> Any:
+    return range(len(parameter))[rows] if isinstance(rows, slice) else rows
+
+
+# a part, and the part at zero with which the output does not depend on it
+PAIRS = {"q": "v", "k": "v", "gate": "up", "first": "second"}
+
+
+def depends(model: nn.Module, run: Any) -> bool | None:
+    """Return whether the output depends on q, k and gates with v and the other halves at zero; None if nothing is cut."""
+    parts: dict[str, list[Target]] = {}
+    for target in find_targets(model).included:
+        parts.setdefault(next(iter(parts_of(target)), ""), []).append(target)
+    owners = {t.parameter for name in PAIRS.values() for t in parts.get(name, ())}
+    changed = [t for name in PAIRS for t in parts.get(name, ()) if t.parameter in owners]
+    if not changed:
+        return None
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for target in (t for name in set(PAIRS.values()) for t in parts.get(name, ())):
+            target.write(model, torch.zeros(target.shape))
+            if (bias := parameters.get(target.parameter.removesuffix("weight") + "bias")) is not None:
+                bias.zero_()
+        before = [leaf.clone() for leaf in tree_leaves(run()) if isinstance(leaf, Tensor)]
+        for target in changed:
+            target.write(model, torch.randn(target.shape))
+        after = [leaf for leaf in tree_leaves(run()) if isinstance(leaf, Tensor)]
+    return not torch.allclose(before[0], after[0], rtol=1e-4, atol=1e-4)
+
+
+def filled(model: nn.Module) -> nn.Module:
+    """Give every parameter a random value; norms keep a gain near 1."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            fan = parameter[0].numel() if parameter.dim() > 1 else 100
+            parameter.normal_(0, fan**-0.5).add_(float(parameter.dim() == 1 and name.endswith("weight")))
+    return model.eval()
+
+
+def models_of_timm() -> Iterator[tuple]:
+    """Family, model on the meta device, its example, and a function that returns a filled model and how it runs."""
+    for family, name in architectures.timm_families():
+        with torch.device("meta"):
+            model = architectures.shortened(name)
+        size = 1, *model.pretrained_cfg.get("input_size", (3, 224, 224))
+
+        def real(name: str = name, size: tuple = size) -> tuple[nn.Module, Any]:
+            with architectures.without_initialisation():
+                model = filled(architectures.shortened(name))
+            images = torch.randn(size)
+            return model, lambda: model(images)
+
+        yield family, model, torch.empty(size, device="meta"), real
+
+
+def models_of_transformers() -> Iterator[tuple]:
+    tokens = torch.arange(2, 14)[None]
+    for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        if (model := architectures.small_language_model(name)) is not None:
+            real = lambda model=model: (filled(model), lambda: model(input_ids=tokens).logits)  # noqa: E731
+            yield name, model, {"input_ids": tokens}, real
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("models, least", [(models_of_timm, (50, 20)), (models_of_transformers, (100, 5))])
+def test_no_weight_of_any_family_is_cut_wrongly(models: Any, least: tuple[int, int]) -> None:
+    """`least`: how many are built, and how many proved by their values."""
+    total, wrong, answers = Counter[str](), [], {}
+    for name, model, example, real in models():
+        found, bad = count(model, example)
+        total += found
+        wrong += [f"{name}: {target}" for target in bad]
+        kinds = {part for target in find_targets(model).included for part in parts_of(target)[:1]}
+        answers[name] = depends(*real()) if kinds & set(PAIRS.values()) else None
+    proved = sum(answer is False for answer in answers.values())
+    print(f"{models.__name__}: {len(answers)} built, {dict(total)}, {proved} proved")
+    assert not wrong and {name for name, answer in answers.items() if answer} <= set(ON_THEIR_OWN)
+    assert len(answers) > least[0] and proved > least[1]
+    if models is models_of_timm:
+        assert total["whole"] > 3000 and total["left out"] < 0.05 * total["whole"]

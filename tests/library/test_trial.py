@@ -16,7 +16,7 @@ import torch
 from scipy import stats
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from fire_core import TrialResult, UserError, attach, trial
 from fire_core.methods import create
@@ -75,7 +75,7 @@ def test_caller_is_untouched_to_the_bit(own_generator):
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)  # puts a function into optimizer.step
     net[2].eval()
     generator = torch.Generator().manual_seed(3) if own_generator else None
-    loader = DataLoader(TensorDataset(INPUTS, LABELS), batch_size=8, shuffle=True, generator=generator)
+    loader = DataLoader(list(zip(INPUTS, LABELS)), batch_size=8, shuffle=True, generator=generator)
 
     def everything():
         states = [net.state_dict(), optimizer.state_dict(), schedule.state_dict(), start]
@@ -114,14 +114,12 @@ def test_branches_share_batches_and_chance_and_repeats_differ():
     assert sorted(value[0] for value in parts[0][:6]) == a_pass
 
 
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_data_loader_is_read_in_another_order_in_each_repeat_only_if_it_is_shuffled(shuffled):
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_data_loader_is_read_in_another_order_in_each_repeat_only_if_it_is_shuffled(shuffle):
     for generator in (None, torch.Generator().manual_seed(1)):
-        loader = DataLoader(
-            TensorDataset(INPUTS, LABELS), batch_size=8, shuffle=shuffled, generator=generator
-        )
-        scores = short([], batches=loader).scores["none"]
-        assert (scores[0] != scores[1]) == shuffled
+        loader = DataLoader(list(zip(INPUTS, LABELS)), batch_size=8, shuffle=shuffle, generator=generator)
+        first, second = short([], batches=loader).scores["none"]
+        assert (first != second) == shuffle
 
 
 SOON = {"redo": {"every_steps": 3}, "cbp": {"replacement_rate": 0.2, "maturity": 1}}
@@ -156,15 +154,12 @@ def test_several_networks_with_a_follower():
     before, first = bits([net.state_dict() for net in nets.values()]), []
 
     def update(nets, optimizers, batch):
-        same = torch.equal(nets["critics"].weight, nets["target"].weight)
-        first.append(same)
+        first.append(torch.equal(nets["critics"].weight, nets["target"].weight))
         output = nets["critics"](nets["actor"](batch[0])) + nets["target"](batch[0]).detach()
         loss = cross_entropy(output, batch[1])
-        for optimizer in optimizers.values():
-            optimizer.zero_grad()
         loss.backward()
         for optimizer in optimizers.values():
-            optimizer.step()
+            optimizer.step(), optimizer.zero_grad()
         return loss
 
     methods = ["fire", create("l2_init", coefficient=10.0)]
@@ -176,35 +171,23 @@ def test_several_networks_with_a_follower():
     assert "training loss, lower is better" in str(result)
 
 
-def no_step(*_):
-    raise AssertionError("trained before the arguments were checked")
+FROM_THE_START = ["full_reset", "shrink_perturb", "l2_init", "nap", create("fire", reset="linear")]
+FROM_THE_START += [create("fire", scale="initial"), create("redo", fresh="initial")]
+MISTAKES = [
+    ("give the network inside DistributedDataParallel", {"net": (replica(nn.Linear(6, 4)), None, None)}),
+    ("at least 10 steps", {"steps": 3}),
+    ("iterator", {"batches": iter(DATA)}),
+    ("same name in redo", {"methods": [create("redo"), create("redo", threshold=0.3)]}),
+    ("step returned no loss", {"step": lambda *_: None, "score": None}),
+    *(("needs starting weights: give initial=", {"methods": [m], "initial": None}) for m in FROM_THE_START),
+]
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["full_reset", "shrink_perturb", "l2_init", "nap", create("fire", reset="linear"),
-     create("fire", scale="initial"), create("redo", fresh="initial")],
-    ids=str,
-)  # fmt: skip
-def test_missing_starting_weights_are_one_line(method):
-    with pytest.raises(UserError, match="needs starting weights: give initial=, or leave it out") as error:
-        short(["none", method], step=no_step, initial=None)
+@pytest.mark.parametrize("message, given", MISTAKES)
+def test_mistakes_are_one_line_before_anything_is_trained(message, given):
+    with pytest.raises(UserError, match=message) as error:
+        short(**{"methods": [], "step": lambda *_: pytest.fail("trained"), **given})
     assert "\n" not in str(error.value)
-
-
-def test_bad_arguments_are_one_line():
-    net, optimizer, start = make()
-    mistakes = {
-        "DistributedDataParallel": {"net": (replica(net), optimizer, start)},
-        "at least 10 steps": {"steps": 3},
-        "iterator": {"batches": iter(DATA)},
-        "same name in redo": {"methods": [create("redo"), create("redo", threshold=0.3)]},
-    }
-    for message, given in mistakes.items():
-        with pytest.raises(UserError, match=message):
-            short(**{"methods": [], **given})
-    with pytest.raises(UserError, match="step returned no loss"):
-        short([], (net, optimizer, start), lambda *arguments: None, score=None)
 
 
 def test_ctrl_c_gives_what_is_done():
@@ -229,11 +212,10 @@ def made(**ends):
 
 
 def test_interval_of_one_method_is_the_paired_t_interval():
-    result = made(none=[1.0, 2.0, 3.0], fire=[2.0, 3.5, 3.9])
-    low, high = stats.ttest_rel([2.0, 3.5, 3.9], [1.0, 2.0, 3.0]).confidence_interval()
-    gain = result.gains("fire")[:, -1].mean()
-    margin = result.margin("fire")
-    assert (gain - margin, gain + margin) == pytest.approx((low, high), abs=1e-4)
+    ends = {"none": [1.0, 2.0, 3.0], "fire": [2.0, 3.5, 3.9]}
+    interval = stats.ttest_rel(ends["fire"], ends["none"]).confidence_interval()
+    gain, margin = made(**ends).gains("fire")[:, -1].mean(), made(**ends).margin("fire")
+    assert (gain - margin, gain + margin) == pytest.approx(tuple(interval), abs=1e-4)
     for degrees in (1, 2, 10):
         assert student_t(0.995, degrees) == pytest.approx(stats.t.ppf(0.995, degrees), rel=1e-4)
 
@@ -278,21 +260,18 @@ def planted(fault, seed, **options):
     for number in range(300):
         first = number * 32 % 480
         step(net, optimizer, (inputs[first : first + 32], labels[first : first + 32]))
-    with torch.no_grad():
-        for layer in (net[0], net[2]):
-            if fault == "half dead":
-                layer.bias[::2] = -10.0
-            if fault == "low rank":
-                left, values, right = torch.linalg.svd(layer.weight, full_matrices=False)
-                layer.weight.copy_(values[0] * left[:, :1] @ right[:1])
-        for parameter in net.parameters() if fault == "ten times too large" else ():
-            parameter.mul_(10)
-        for memory in optimizer.state.values() if fault == "stale moments" else ():
-            memory["exp_avg_sq"].mul_(1e6)
     seen, test = slice(0, 1000), slice(1000, 1500)
     if fault == "half dead":
+        net[0].bias.data[::2] = net[2].bias.data[::2] = -10.0
         labels = torch.randint(10, labels.shape)
         seen = test = slice(0, 512)
+    for layer in (net[0], net[2]) if fault == "low rank" else ():
+        left, values, right = torch.linalg.svd(layer.weight.data, full_matrices=False)
+        layer.weight.data = values[0] * left[:, :1] @ right[:1]
+    for parameter in net.parameters() if fault == "ten times too large" else ():
+        parameter.data.mul_(10)
+    for memory in optimizer.state.values() if fault == "stale moments" else ():
+        memory["exp_avg_sq"].mul_(1e6)
 
     def score(net):
         with torch.no_grad():

@@ -3,11 +3,12 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import silu
 
 from fire_core import UserError
 from fire_core.measure.dormancy import dormancy, dormancy_scores
 from fire_core.units import LAWS, draw, find_unit_layers, incoming, outgoing, recycle
-from tests.tiny_nets import Net
+from tests.tiny_nets import Net, hooks
 
 
 def stacked(stack, inputs, outputs):
@@ -41,14 +42,6 @@ def test_joined_layers_know_their_columns():
     assert (net.out.weight[:, 3] == 0).all() and net.norm.weight.tolist() == [2.0, 1.0, 2.0]
 
 
-def test_integers_of_the_input_are_followed():
-    """Frames of Atari are uint8."""
-    frames = torch.randint(0, 255, (4, 1, 2, 2), dtype=torch.uint8)
-    layers = nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
-    (layer,), _ = find_unit_layers(Net(lambda net, x: net.layers(x.float() / 255), layers=layers), frames)
-    assert layer.name == "layers.0" and layer.outgoing == (("layers.3", 4),)
-
-
 def test_entries_are_read_and_written_unit_by_unit():
     net = nn.Sequential(stacked(2, 3, 4), nn.ReLU(), stacked(2, 4, 1))
     (layer,), _ = find_unit_layers(net, torch.randn(2, 5, 3))
@@ -76,3 +69,35 @@ def test_laws_have_their_spread(law):
     assert float(values.std()) == pytest.approx(bound / 3**0.5, rel=0.02) and values.abs().max() <= bound
     with pytest.raises(UserError, match="law='xavier'"):
         draw("xavier", (2, 2), torch.Generator())
+
+
+def gated(net, x):
+    return x + net.down(silu(net.gate(x)) * net.up(x))
+
+
+def test_gated_units():
+    block = Net(gated, gate=nn.Linear(4, 6), up=nn.Linear(4, 6), down=nn.Linear(6, 4))
+    net, x = nn.Sequential(block, nn.Linear(4, 2)), torch.randn(64, 5, 4)
+    layers, _ = find_unit_layers(net, x)
+    assert [(u.incoming, u.outgoing, u.units) for u in layers] == [(("0.gate", "0.up"), (("0.down", 1),), 6)]
+    hidden = (silu(net[0].gate(x)) * net[0].up(x)).abs().mean(dim=(0, 1))
+    torch.testing.assert_close(dormancy(net, [x])["0.gate"], (hidden / hidden.mean()).detach())
+    recycle(net, layers[0], torch.tensor([2]), generator=torch.Generator().manual_seed(0))
+    assert (net[0].down.weight[:, 2] == 0).all() and net[0].gate.bias[2] == 0 and net[0].up.bias[2] == 0
+
+
+def shared(net, x):
+    """A residual sum, a layer used twice, sorted units."""
+    x = net.stem(x)
+    x = x + net.twice(torch.relu(net.twice(x)))
+    return net.out(torch.cat([x, net.side(x).sort(dim=1).values], dim=1))
+
+
+def test_units_without_an_owner_are_left_out_with_a_reason():
+    layers = {name: nn.Linear(4, 4) for name in ("stem", "twice", "side")}
+    net = Net(shared, **layers, out=nn.Linear(8, 2))
+    net.side.weight.requires_grad_(False)
+    layers, reasons = find_unit_layers(net, torch.randn(2, 4))
+    assert layers == [] and set(reasons) == {"stem", "twice", "side", "out"}
+    assert "added" in reasons["stem"] and "2 times" in reasons["twice"] and "output" in reasons["out"]
+    assert not net.side.weight.requires_grad and net.training and hooks(net) == 0
