@@ -85,16 +85,15 @@ def small_update(precision: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
         for each in (net, target):
             each.head[-1].bias.fill_(100)
     replay, generator = FrameReplay(64, 2, (21, 21), channels_last=True), np.random.default_rng(0)
-    replay.start(generator.integers(0, 256, (2, 21, 21), np.uint8))
-    for _ in range(32):
-        frames, nothing = generator.integers(0, 256, (2, 21, 21), np.uint8), np.zeros(2, bool)
-        replay.add(nothing, nothing, nothing, nothing, frames, frames)
+    first, *others = generator.integers(0, 256, (33, 2, 21, 21), np.uint8)
+    replay.start(first)
+    for frames in others:
+        replay.add(*[np.zeros(2, bool)] * 4, frames, frames)
     batch = replay.sample(16, generator)
     # the layout of channels_last
     assert batch.observations.stride()[1] == batch.next_observations.stride()[1] == 1
-    loss, _, slopes = gradients(
-        Learner(net, target, 0.99, precision=precision), list(net.parameters()), batch
-    )
+    ours = Learner(net, target, 0.99, precision=precision)
+    loss, _, slopes = gradients(ours, list(net.parameters()), batch)
     return loss, [slope.contiguous() for slope in slopes]
 
 
@@ -111,32 +110,24 @@ def test_network_is_the_published_one():
     shapes = [tuple(p.shape) for p in net.parameters() if p.ndim > 1]
     assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 3136), (18, 512)]
     for name, p in net.named_parameters():
-        if p.ndim == 1:
-            assert not p.any()
-        else:
-            taps = p[0, 0].numel()
-            bound = (6 / (p.shape[0] * taps + p.shape[1] * taps)) ** 0.5
-            assert 0.95 * bound < p.abs().max() <= bound, name
+        bound = (6 / (p.shape[0] + p.shape[1]) / p[0, 0].numel()) ** 0.5 if p.ndim > 1 else 0
+        assert 0.95 * bound <= p.abs().max() <= bound, name
     pixels = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
     assert torch.equal(net(pixels), net.head(net.encoder(pixels.float() / 255)))
     with pytest.raises(UserError, match="too small"):
         DQN(3, (20, 20))
 
 
-@pytest.mark.parametrize(
-    "step, expected", [(0, 1), (20_000, 1), (145_000, 0.505), (270_000, 0.01), (10**6, 0.01)]
-)
-def test_epsilon_follows_the_published_schedule(step, expected):
-    assert epsilon(step, 20_000, 250_000, 0.01) == pytest.approx(expected)
+def test_epsilon_follows_the_published_schedule():
+    known = {0: 1, 20_000: 1, 145_000: 0.505, 270_000: 0.01, 10**6: 0.01}
+    assert {step: epsilon(step, 20_000, 250_000, 0.01) for step in known} == pytest.approx(known)
 
 
 @pytest.mark.parametrize("compat, together", [("official", True), ("corrected", False)])
 def test_exploration_draws_once_for_all_or_for_each(compat, together):
     net = DQN(4, (12, 12), ((4, 3, 3),), 8)
-    with torch.no_grad():
-        for p in net.parameters():
-            p.zero_()
-        net.head[-1].bias[3] = 1.0
+    net.load_state_dict({name: torch.zeros_like(value) for name, value in net.state_dict().items()})
+    net.head[-1].bias.data[3] = 1.0
     games = SimpleNamespace(count=6, actions=4, observations=np.zeros((6, 4, 12, 12), np.uint8))
     cfg, stream = OmegaConf.create({"compat": compat}), np.random.default_rng(0)
     drawn = np.stack([act(cfg, net, games, 0.5, stream) for _ in range(2000)])

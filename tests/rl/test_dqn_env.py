@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fire_core.errors import UserError
-from rl.dqn.env import SCORES, Games
+from rl.dqn.env import Games
 from rl.dqn.games import CatchBackend
 
 
@@ -90,12 +90,8 @@ def test_catch_rewards_by_hand():
     frames, reward, terminated, _ = backend.step(np.array([0]))
     assert reward[0] == -1 and terminated[0]
     assert frames[0, 6, 2] == frames[0, 6, 3] == 255 and frames.sum() == 2 * 255
-
-
-def test_frames_too_small_for_catch_are_named_and_scores_of_people_are_higher():
     with pytest.raises(UserError, match="catch needs at least 7"):
         Games("catch", 1, (5, 5), seed=0)
-    assert all(human > random for random, human in SCORES.values())
 
 
 def test_an_episode_at_the_limit_of_frames_is_truncated_not_terminated(monkeypatch):
