@@ -49,12 +49,13 @@ def test_loss_equals_transformers_gpt2_at_start_and_after_20_steps(fidelity):
     net, largest = tiny(), 0.0
     reference = copied_reference(net)
     optimizers = [adamw(model, betas=(0.9, 0.95), weight_decay=0.1) for model in (net, reference)]
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["lr"] = 3e-3
     for step in range(21):
         inputs, targets = tokens(step), tokens(100 + step)
         losses = (net(inputs, targets), token_loss(reference(inputs).logits, targets))
         largest = max(largest, abs(losses[0].item() - losses[1].item()))
         for optimizer, loss in zip(optimizers, losses, strict=True):
-            optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = 3e-3
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -165,8 +165,8 @@ def test_bf16_values_far_from_zero_are_not_rounded_to_half_units():
 
 def test_gradients_are_complete_before_each_step_and_stay_until_the_next_update():
     """Zeroed before the step of its network, a gradient moves nothing, but the other network is trained."""
-    ours = learner()
-    start, seen = deepcopy(ours.trained), []
+    ours, seen = learner(), []
+    start = deepcopy(ours.trained)
     ours.optimizers["actor"].param_groups[0]["weight_decay"] = 0.0
 
     def before_step(name: str) -> None:
