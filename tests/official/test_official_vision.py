@@ -7,6 +7,7 @@ import csv
 import gzip
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -202,16 +203,10 @@ def test_stages_have_the_same_size(experiment, fidelity):
     for phase, stage in zip(phases, stages, strict=True):
         batches = batch_indices(1, phase.index, 0, len(phase.indices), cfg.batch_size)
         seen = torch.arange(images.classes) if phase.seen is None else phase.seen
-        found = {
-            "images": len(phase.indices),
-            "classes": len(phase.labels.unique()),
-            "steps_per_epoch": len(batches),
-            "images_in_last_batch": len(batches[-1]),
-            "epochs": phase.epochs,
-            "optimizer_steps": phase.epochs * len(batches),
-            "first_step": steps,
-            "test_images_of_the_stage": int(torch.isin(images.test_labels, seen).sum()),
-        }
+        found = {"images": len(phase.indices), "classes": len(phase.labels.unique()), "epochs": phase.epochs}
+        found |= {"steps_per_epoch": len(batches), "images_in_last_batch": len(batches[-1])}
+        found |= {"optimizer_steps": phase.epochs * len(batches), "first_step": steps}
+        found["test_images_of_the_stage"] = int(torch.isin(images.test_labels, seen).sum())
         steps += found["optimizer_steps"]
         for what, value in found.items():
             wrong[what] += value != int(stage[what])
@@ -245,8 +240,7 @@ def test_every_epoch_has_the_same_learning_rate(experiment, fidelity):
     cfg, _, phases = phases_of(experiment)
     net = build("cnn", classes=3, channels=3, image_size=8, width=4)
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate)
-    treatment = attach(create(**method_of(experiment, "muon")), net, adam)
-    worst = {"Adam": 0.0, "Muon, matrices": 0.0, "Muon, the rest": 0.0}
+    treatment, worst = attach(create(**method_of(experiment, "muon")), net, adam), defaultdict(float)
     recorded = rows_of("schedules.csv.gz")[CELLS[experiment]]
     assert len(recorded) == sum(phase.epochs for phase in phases)
     for row in recorded:
@@ -258,13 +252,13 @@ def test_every_epoch_has_the_same_learning_rate(experiment, fidelity):
         optimizer = treatment.optimizer
         assert (optimizer is adam) == (row["muon_run_optimizer"] == "adam")
         set_learning_rate(optimizer, cfg, phase, epoch)
+        groups = optimizer.param_groups
         if optimizer is not adam:
-            matrices = [g["lr"] for g in optimizer.param_groups if any(p.ndim > 1 for p in g["params"])]
+            matrices = [group["lr"] for group in groups if any(p.ndim > 1 for p in group["params"])]
             found["Muon, matrices"] = (max(matrices), row["muon_run_lr_matrices"])
-        rates = [group["lr"] for group in optimizer.param_groups]
-        found["Muon, the rest"] = (min(rates), row["muon_run_lr_rest"])
-        for what, (ours, recorded_rate) in found.items():
-            worst[what] = max(worst[what], abs(ours - float(recorded_rate)))
+        found["Muon, the rest"] = (min(group["lr"] for group in groups), row["muon_run_lr_rest"])
+        for what, (ours, theirs) in found.items():
+            worst[what] = max(worst[what], abs(ours - float(theirs)))
     for what, difference in worst.items():
         fidelity("cell", experiment, f"schedule: rate of {what}", difference, 1e-12)
 
@@ -282,38 +276,33 @@ def test_methods_act_in_the_same_stages(experiment, fidelity):
         fidelity("cell", experiment, f"boundary: stages in which {name} acts", wrong, 0)
 
 
-OUR_NAMES = {  # of the settings in tuned.csv
-    ("shrink_perturb", "coefficient"): "shrink",
-    ("muon", "lr_matrices"): "rate_factor",
-    ("muon", "lr_rest"): None,  # the default optimizer's, held by the schedule test
-}
-# held by the tests of the methods
-ASIDE = {"eps", "betas", "decay", "period", "tau_reset_freq", "targets", "layers"}
+OUR_NAMES = {("shrink_perturb", "coefficient"): "shrink", ("muon", "lr_matrices"): "rate_factor"}
+# held by the tests of the methods; the last one, the default optimizer's, by that of the schedule
+ASIDE = {"eps", "betas", "decay", "period", "tau_reset_freq", "targets", "layers", "lr_rest"}
+
+
+def tuned_in(experiment: str) -> Iterator[tuple[str, str, str]]:
+    """Yield method, our name of the setting, and value of every setting in the run scripts of a cell."""
+    for row in rows_of("tuned.csv")[CELLS[experiment]]:
+        for key, _, value in (each.partition("=") for each in filter(None, row["settings"].split("; "))):
+            yield row["method"], OUR_NAMES.get((row["method"], key), key), value.split()[0]
 
 
 @pytest.mark.parametrize("experiment", CELLS)
 def test_tuned_values_are_those_of_the_run_scripts(experiment, fidelity):
-    compared = 0
-    for row in rows_of("tuned.csv")[CELLS[experiment]]:
-        method = method_of(experiment, row["method"])
-        for setting in filter(None, row["settings"].split("; ")):
-            key, _, value = setting.partition("=")
-            ours = OUR_NAMES.get((row["method"], key), key)
-            if key in ASIDE or ours is None:
-                continue
-            wanted = float(value.split()[0]) / (1e-3 if key == "lr_matrices" else 1.0)
-            difference = abs(float(method[ours]) - wanted) / wanted
-            fidelity("cell", experiment, f"tuned: {row['method']}.{ours}", difference, 1e-12)
-            compared += 1
-    assert compared >= 12
+    compared = [each for each in tuned_in(experiment) if each[1] not in ASIDE]
+    assert len(compared) >= 12
+    for name, key, value in compared:
+        wanted = float(value) / (1e-3 if key == "rate_factor" else 1.0)
+        difference = abs(float(method_of(experiment, name)[key]) - wanted) / wanted
+        fidelity("cell", experiment, f"tuned: {name}.{key}", difference, 1e-12)
 
 
 def test_a_search_covers_the_values_of_the_run_scripts():
     """Of the methods that the paper has; the values of later rivals are their papers'."""
     tuned = defaultdict(set)
-    for row in (row for cell in CELLS.values() for row in rows_of("tuned.csv")[cell]):
-        for key, _, value in (setting.partition("=") for setting in row["settings"].split("; ")):
-            tuned[row["method"], OUR_NAMES.get((row["method"], key), key)].add(value.split(" ")[0])
+    for name, key, value in (each for experiment in CELLS for each in tuned_in(experiment)):
+        tuned[name, key].add(value)
     for name in options("search"):
         axes = dict(read_yaml(CONF / "search" / f"{name}.yaml")["hydra"]["sweeper"]["params"])
         assert axes.pop("method") == name

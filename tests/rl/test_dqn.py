@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from tiny_nets import linear
+from tiny_nets import largest, linear
 
 import rl.dqn.learn
 from fire_core import State, UserError, snapshot
@@ -44,8 +44,8 @@ def test_one_update_by_hand(fidelity):
     torch.testing.assert_close(td_targets(ours, batch), torch.tensor([8.2, -1.0]))
     loss, mean = update(ours, with_sgd(ours.net), batch)
     torch.testing.assert_close(torch.stack([loss, mean]), torch.tensor([5.6, 3.6]))
-    difference = (ours.net.weight[:, 0] - torch.tensor([1 + 0.1 * 0.5, 2 - 0.1 * 1.0])).abs().max()
-    fidelity("reference", "fig4a", "weights after one update, by hand", float(difference.detach()), 1e-6)
+    difference = largest(ours.net.weight[:, 0], torch.tensor([1 + 0.1 * 0.5, 2 - 0.1 * 1.0]))
+    fidelity("reference", "fig4a", "weights after one update, by hand", difference, 1e-6)
     assert ours.target.weight.grad is None and ours.target.weight[:, 0].tolist() == [3.0, 4.0]
 
 
@@ -81,9 +81,8 @@ def small_update(precision: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
     torch.manual_seed(0)
     last = torch.channels_last
     net, target = (DQN(3, (21, 21), [(8, 6, 3), (8, 2, 2)], 32).to(memory_format=last) for _ in range(2))
-    with torch.no_grad():
-        for each in (net, target):
-            each.head[-1].bias.fill_(100)
+    for each in (net, target):
+        each.head[-1].bias.data.fill_(100)
     replay, generator = FrameReplay(64, 2, (21, 21), channels_last=True), np.random.default_rng(0)
     first, *others = generator.integers(0, 256, (33, 2, 21, 21), np.uint8)
     replay.start(first)
@@ -139,17 +138,16 @@ def test_exploration_draws_once_for_all_or_for_each(compat, together):
 
 
 def trained():
+    torch.manual_seed(0)
     net = DQN(3, (14, 14), ((8, 4, 2), (8, 3, 1)), 16)
     state = State({"net": net}, initial=snapshot({"net": net}), phase=1)
-    with torch.no_grad():
-        for p in net.parameters():
-            p.add_(0.1 * torch.randn_like(p))
+    for p in net.parameters():
+        p.data += 0.1 * torch.randn_like(p)
     return net, state
 
 
 @pytest.mark.parametrize("name", ["fire", "shrink_perturb"])
 def test_the_experiment_treats_convolutions_and_resets_linear_layers(name):
-    torch.manual_seed(0)
     net, state = trained()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     cfg = compose_config("dqn", ["experiment=fig4a_asterix", f"method={name}"])
@@ -167,7 +165,6 @@ def test_the_experiment_treats_convolutions_and_resets_linear_layers(name):
 
 
 def test_measures_name_every_layer_and_stop_where_a_value_is_not_finite():
-    torch.manual_seed(0)
     (net, _), (target, _) = trained(), trained()
     images = torch.randint(0, 256, (2, 20, 4, 14, 14), dtype=torch.uint8)
     probe = Batch(images[0], torch.randint(0, 3, (20,)), torch.randn(20), images[1], torch.zeros(20))
@@ -175,8 +172,7 @@ def test_measures_name_every_layer_and_stop_where_a_value_is_not_finite():
     figures = measure_network(ours, probe)
     assert {"dormant_share", "feature_rank", "weight_norm", "dfi", "dfi_encoder.0.weight"} <= figures.keys()
     assert 1 <= figures["feature_rank"] <= 16 and all(p.grad is None for p in net.parameters())
-    with torch.no_grad():
-        net.head[2].bias[0] = float("nan")
+    net.head[2].bias.data[0] = float("nan")
     with pytest.raises(UserError, match="not finite"):
         measure_network(ours, probe)
 

@@ -12,7 +12,6 @@ pytest.importorskip("mujoco")
 
 from harness.overrides import compose_config
 from rl.replay import Batch
-from rl.sac.env import Task
 from rl.sac.policy import RunningNormaliser, explore, mean_policy
 from rl.sac.update import build
 
@@ -116,26 +115,22 @@ def test_a_truncated_step_is_stored_as_one_that_goes_on(tmp_path):
 
 def test_the_policy_reads_normalised_observations_and_explores_around_its_mean():
     cfg = compose_config("sac", ["experiment=fig4b_hopper", "size=smoke"])
-    task = Task(cfg.env.name)
-    learner = build(cfg, task.observation_size, task.action_size, torch.device("cpu"))
+    learner, normaliser = build(cfg, 11, 3, torch.device("cpu")), RunningNormaliser(11)
     assert learner.target_entropy == -1.5
-    normaliser = RunningNormaliser(11)
-    normaliser.update(np.random.default_rng(0).normal(3.0, 5.0, (100, 11)))
-    observations = np.random.default_rng(1).normal(3.0, 5.0, (4, 11))
-    inputs = torch.from_numpy(normaliser.normalise(observations))
-    mean, log_std = learner.actor(inputs)
-    greedy = mean_policy(learner, normaliser)(observations)
-    np.testing.assert_allclose(greedy, torch.tanh(mean).detach(), rtol=1e-6)
+    before, *observations = np.random.default_rng(3).normal(3.0, 5.0, (3, 100, 11))
+    normaliser.update(before)
+    inputs, following = (torch.from_numpy(normaliser.normalise(each)) for each in observations)
+    with torch.no_grad():
+        mean, log_std = learner.actor(inputs)
+    greedy = mean_policy(learner, normaliser)(observations[0])
+    np.testing.assert_allclose(greedy, mean.tanh(), rtol=1e-6)
     noise = torch.randn(1, 3, generator=torch.Generator().manual_seed(5))
-    action = explore(learner, normaliser, observations[0], torch.Generator().manual_seed(5))
-    expected = torch.tanh(mean[:1] + log_std[:1].exp() * noise)[0].detach()
-    np.testing.assert_allclose(action, expected, rtol=1e-5)
+    action = explore(learner, normaliser, observations[0][0], torch.Generator().manual_seed(5))
+    np.testing.assert_allclose(action, (mean[0] + log_std[0].exp() * noise[0]).tanh(), rtol=1e-5)
     assert np.abs(action - greedy[0]).max() > 1e-3
-    raw = torch.from_numpy(observations).float()
-    batch = normaliser.batch(Batch(raw, torch.zeros(4, 3), torch.zeros(4), raw + 1, torch.zeros(4)))
-    torch.testing.assert_close(batch.observations, inputs)
-    following = torch.from_numpy(normaliser.normalise(observations + 1))
-    torch.testing.assert_close(batch.next_observations, following)
+    raw, later = (torch.from_numpy(each).float() for each in observations)
+    batch = normaliser.batch(Batch(raw, raw, raw, later, raw))
+    torch.testing.assert_close((batch.observations, batch.next_observations), (inputs, following))
 
 
 def test_a_task_whose_state_cannot_be_saved_runs_without_trunk_and_checkpoints(tmp_path):
