@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector
 
 from fire_core import attach
 from fire_core.attach import Attached
@@ -27,10 +28,6 @@ RECORDED = read_arrays(Path(__file__).parent / "rivals" / "rivals.npz")
 def recorded(file: str, case: str = "") -> dict[str, Tensor]:
     """The arrays of one case, by the rest of their names."""
     return beginning(f"{file}/{case}." if case else f"{file}/", RECORDED)
-
-
-def flat(values: list[Tensor]) -> Tensor:
-    return torch.cat([value.detach().flatten().float() for value in values])
 
 
 def mlp() -> nn.Module:
@@ -71,7 +68,7 @@ def give_gradients(net: nn.Module, vector: Tensor) -> None:
 
 
 def weights_of(net: nn.Module) -> Tensor:
-    return flat(list(net.parameters()))
+    return parameters_to_vector(net.parameters()).detach()
 
 
 def agrees(ours: nn.Module, known: dict[str, Tensor], name: str, tolerance: float = RULES) -> bool:
@@ -207,7 +204,7 @@ def test_spectral(case):
     loss = treatment.penalty()
     loss.backward()
     assert abs(float(loss.detach()) / float(known["penalty"]) - 1) < SPECTRAL
-    gradient = flat([p.grad for p in net.parameters()])
+    gradient = parameters_to_vector(p.grad for p in net.parameters())
     assert largest(gradient, known["gradient"]) < SPECTRAL * float(known["gradient"].abs().max())
 
 
