@@ -3,7 +3,9 @@
 import itertools
 import json
 from collections import Counter
+from copy import deepcopy
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -42,10 +44,6 @@ def worst(model: nn.Module, arrays: dict, prefix: str, leave_out: tuple[str, ...
     )
 
 
-def copy_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {key: value.clone() for key, value in model.state_dict().items()}
-
-
 def loaded(method: str, kind: str, at: str, phase: int = 1) -> tuple[dict, dict, nn.Module, State]:
     """What is recorded of a method, and a net with its state, filled with the values recorded at this moment."""
     arrays, settings = load(method)
@@ -64,16 +62,9 @@ def steps_of(adam: torch.optim.Adam, model: nn.Module) -> dict[str, float]:
     return {key: float(adam.state[p]["step"]) for key, p in model.named_parameters()}
 
 
-def noting(method) -> dict[str, list[int]]:
-    """The rows that the method recycles from now on, by layer."""
-    rows_of, recycled = {}, method.recycle
-
-    def recycle(state, name, layer, rows):
-        rows_of[layer.name] = rows.tolist()
-        recycled(state, name, layer, rows)
-
-    method.recycle = recycle
-    return rows_of
+def recycled(calls: Mock) -> dict[str, list[int]]:
+    """The rows in the calls of a method's `recycle`, by layer."""
+    return {layer.name: rows.tolist() for _, _, layer, rows in (call.args for call in calls.call_args_list)}
 
 
 def end_of_epoch(method, state: State) -> None:
@@ -93,7 +84,7 @@ def test_fire(case, targets, fidelity):
     arrays, settings = load("fire")
     kind = case.split(".")[0]
     model = net(kind)
-    before = copy_of(model)
+    before = deepcopy(model.state_dict())
     create("fire", targets=targets).boundary(state_of(model))
     assert rows_changed(model, before).keys() == set(settings["cases"][case]["changed"])
     fidelity("method", "fire", f"weights, {case}", worst(model, arrays, f"{case}.after"), 2e-6)
@@ -142,7 +133,7 @@ def test_dash(case, fidelity):
     state = state_of(model)
     state.batches = lambda: (batch(kind, b["u_number"], b["size"]) for b in settings["batches"])
     model.train(values["mode"] == "train")
-    before = copy_of(model)
+    before = deepcopy(model.state_dict())
     method = create("dash", variant="official", alpha=values["alpha"], floor=values["floor"])
     method.boundary(state)
     # batch norm takes the gradient of conv1's bias away in training mode: what is left is rounding
@@ -246,7 +237,7 @@ def test_redo(case, fidelity, monkeypatch):
     state.batches = SimpleNamespace(test_inputs=lambda count: None)
     seen = {layer.name: magnitude(layer, arrays[f"{kind}.buffer.{layer.name}"]) for layer in chain(model)}
     monkeypatch.setattr(OutputRecorder, "look", lambda *a, **k: [seen])
-    before = copy_of(model)
+    before = deepcopy(model.state_dict())
     method.after_test(state)
     assert rows_changed(model, before) == values["tensors_changed"]
     fidelity("method", "redo", f"weights, {case}", worst(model, arrays, f"{case}.after"), 0.0)
@@ -254,7 +245,7 @@ def test_redo(case, fidelity, monkeypatch):
     for key, p in model.named_parameters():
         assert all(torch.equal(adam.state[p][m], arrays[f"{kind}.before.{m}.{key}"]) for m in MOMENTS)
         p.grad = arrays.get(f"{case}.next_gradient.{key}")
-    start = copy_of(model)
+    start = deepcopy(model.state_dict())
     adam.step()
     for key, p in model.named_parameters():
         if (update := arrays.get(f"{case}.next_update.{key}")) is not None:
@@ -367,16 +358,16 @@ def test_snr_over_96_steps(case, fidelity):
         model.add_module(name, tiny_nets.linear(weight.tolist(), bias))
         model.add_module(f"{name}_relu", nn.ReLU())
     adam = torch.optim.Adam(model.parameters(), lr=0.0)
-    start, state = copy_of(model), state_of(model, adam, phase=0)
+    start, state = deepcopy(model.state_dict()), state_of(model, adam, phase=0)
     method = official_snr(state, percentile=settings["cases"][case]["percentile"])
-    memory, reset = method.memory["net"], noting(method)
+    memory, method.recycle = method.memory["net"], Mock(wraps=method.recycle)
     for step in range(96):
         row = 2.0 * arrays["mlp.fires"][step].float() - 1.0
         inputs = row.expand(int(arrays[f"{case}.batch"][step]), 8)
         model(inputs).sum().backward()
         if step == 0:
             adam.step()
-        reset.clear()
+        method.recycle.reset_mock()
         method.after_step(state)
         for name in weights:
             kept = memory[name]["kept"]
@@ -387,7 +378,7 @@ def test_snr_over_96_steps(case, fidelity):
                 fidelity("method", "snr", f"{key} of {name}, step {step}, {case}", largest(ours, theirs), 0.0)
             if name != "fc3":
                 due = arrays[f"{case}.reset.{name}"][step].nonzero().flatten().tolist()
-                assert reset.get(name, []) == due
+                assert recycled(method.recycle).get(name, []) == due
         if step == 0:
             fidelity("method", "snr", f"weights, {case}", worst(model, arrays, f"{case}.step0.after"), 0.0)
             assert steps_of(adam, model) == settings["cases"][case]["adam_step_after_step0"]
@@ -408,13 +399,15 @@ def test_snr_at_its_first_step(kind, fidelity):
         moments = {moment: torch.full_like(p, 0.5) for moment in MOMENTS}
         adam.state[p] = {"step": torch.tensor(1.0), **moments}
     method = official_snr(state, percentile=case["percentile"])
-    chosen, before = noting(method), copy_of(model)
+    before, method.recycle = deepcopy(model.state_dict()), Mock(wraps=method.recycle)
     # the stored masks come from the pass before Adam's step: hand over what it saw
     for layer in method.layers["net"]:
         fired = arrays[f"{kind}.fired.{layer.name}"].bool()
         method.recorders["net"].values[layer.name] = fired.expand(case["buffer"], -1)
     method.after_step(state)
-    assert chosen == {n: rows for n, rows in case["masked"].items() if rows and n != case["layers"][-1]}
+    assert recycled(method.recycle) == {
+        n: rows for n, rows in case["masked"].items() if rows and n != case["layers"][-1]
+    }
     assert rows_changed(model, before) == case["rows_changed"]
     assert steps_of(adam, model) == case["adam_step_after"]
     assert all((adam.state[p]["exp_avg"] == 0.5).all() for p in model.parameters())
@@ -506,7 +499,7 @@ def test_muon_steps(fidelity):
     default = torch.optim.Adam(model.parameters(), lr=settings["lr_adam"])
     optimizer = create("muon", variant="official").build(model, default)
     for step in (1, 2):
-        start = copy_of(model)
+        start = deepcopy(model.state_dict())
         for name, p in model.named_parameters():
             p.grad = arrays[f"gradient{step}.{name}"].clone()
         optimizer.step()

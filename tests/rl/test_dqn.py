@@ -2,6 +2,7 @@
 
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -34,8 +35,7 @@ def learner(weights=((1.0,), (2.0,)), **changes):
 
 def with_sgd(net, penalty=lambda: 0.0):
     """What `update` needs of an attached method."""
-    calls = dict.fromkeys(("before_step", "after_step"), lambda: None)
-    return SimpleNamespace(optimizer=torch.optim.SGD(net.parameters(), lr=0.1), penalty=penalty, **calls)
+    return Mock(optimizer=torch.optim.SGD(net.parameters(), lr=0.1), penalty=penalty)
 
 
 def test_one_update_by_hand(fidelity):
