@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import shutil
 from itertools import islice
 
 import numpy as np
@@ -28,36 +29,39 @@ def jsonl(tmp_path):
     return open_source(f"jsonl:{path}", validation_share=0.2)
 
 
+def ended_pieces(ids: np.ndarray, end: int = 0) -> list[list[int]]:
+    """The ids between the ends of texts, and what follows the last of them."""
+    return [piece[piece != end].tolist() for piece in np.split(ids, np.flatnonzero(ids == end) + 1)]
+
+
 def test_token_files_decode_to_the_documents(jsonl, tmp_path):
     folder = prepare(jsonl, "small", tmp_path / "out", progress=False)
     tokenizer = load_tokenizer("small")
     found = []
     for part in ("train", "validation"):
-        ids = np.fromfile(folder / f"{part}.bin", np.uint16)
-        ends = np.flatnonzero(ids == tokenizer.end_of_text)
-        texts = [tokenizer.backend.decode(piece[:-1].tolist()) for piece in np.split(ids, ends + 1)[:-1]]
-        assert texts == list(jsonl.documents(part))
+        *pieces, rest = ended_pieces(np.fromfile(folder / f"{part}.bin", np.uint16))
+        texts = [tokenizer.backend.decode(piece) for piece in pieces]
+        assert texts == list(jsonl.documents(part)) and not rest
         found += texts
     assert sorted(found) == sorted(TEXTS)
 
 
 def test_tokens_of_another_text_split_or_tokenizer_are_never_handed_out(jsonl, tmp_path):
-    out, other = tmp_path / "out", tmp_path / "other"
-    folder = prepare(jsonl, "small", out, progress=False)
+    folder = prepare(jsonl, "small", tmp_path / "out", progress=False)
 
     def again(root=tmp_path, share=0.2, tokenizer="small", **changes):
         source = open_source(f"jsonl:{root}/mine.jsonl", validation_share=share, **changes)
-        return prepare(source, tokenizer, out, progress=False)
+        return prepare(source, tokenizer, tmp_path / "out", progress=False)
 
     assert again() == folder
-    other.mkdir()
-    (other / "mine.jsonl").write_text((tmp_path / "mine.jsonl").read_text())
+    (other := tmp_path / "other").mkdir()
+    shutil.copy(tmp_path / "mine.jsonl", other)
     (other / "small.json").write_text((ASSETS / "small_bpe.json").read_text() + "\n")
     for changes, words in (
         ({"root": other}, f"source=jsonl:{tmp_path}/mine.jsonl, not jsonl:{other}/mine.jsonl: remove"),
         ({"share": 0.5}, "validation_share=0.2, not 0.5: remove the folder, or give another --out"),
         ({"field": "body"}, "field=text, not body"),
-        ({"tokenizer": str(other / "small.json")}, "tokenizer_sha256="),
+        ({"tokenizer": f"{other}/small.json"}, "tokenizer_sha256="),
     ):
         with pytest.raises(UserError, match=words):
             again(**changes)
@@ -90,13 +94,11 @@ def test_questions_are_made_from_entries_and_only_answers_count(tmp_path):
     folder = prepare(open_source("questions"), "small", tmp_path, documents=40, progress=False)
     corpus, tokenizer = open_corpus(folder, block=64, vocabulary=2048), load_tokenizer("small")
     for part, tokens in (("train", corpus.train), ("validation", corpus.validation)):
-        told = np.split(tokens[corpus.answers[part]], np.flatnonzero(tokens[corpus.answers[part]] == 0) + 1)
+        *told, rest = ended_pieces(tokens[corpus.answers[part]])
         answers = [text.partition("\n")[2] for text in islice(open_source("questions").documents(part), 40)]
-        read = [tokenizer.backend.decode(row[:-1].tolist()) for row in told]
-        assert read == [*answers, ""] and not len(told[-1])
+        assert [tokenizer.backend.decode(piece) for piece in told] == answers and not rest
     [(inputs, targets)] = validation_batches(corpus, 64, 3, 3)
-    window = slice(64, 128)  # the second
-    assert inputs[1].tolist() == corpus.validation[window].tolist()
+    assert inputs[1].tolist() == corpus.validation[64:128].tolist()  # the second window
     counted = corpus.answers["validation"][65:129]
     assert 0 < counted.mean() < 1
     wanted = np.where(counted, corpus.validation[65:129].astype(int), -100)
@@ -120,15 +122,13 @@ def test_tokenizers_know_their_size_and_end_and_cut_nothing_off(tmp_path):
 @pytest.fixture
 def pair(tmp_path):
     """Corpora whose ids tell where they are from: A counts up from 0, B from 1000."""
-    tokenizer = {"name": "counting", "vocabulary": 1500, "end_of_text": 0}
+    manifest = {"tokenizer": {"name": "counting", "vocabulary": 1500, "end_of_text": 0}, "dtype": "uint16"}
+    manifest["parts"] = {"train": {"tokens": 500}, "validation": {"tokens": 100}}
     for name, base in (("a", 0), ("b", 1000)):
         (folder := tmp_path / name).mkdir()
-        lengths = {"train": 500, "validation": 100}
-        for part, length in lengths.items():
-            (base + np.arange(length, dtype=np.uint16)).tofile(folder / f"{part}.bin")
-        manifest = {"name": name, "tokenizer": tokenizer, "dtype": "uint16"}
-        manifest["parts"] = {part: {"tokens": length} for part, length in lengths.items()}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        (folder / "manifest.json").write_text(json.dumps(manifest | {"name": name}))
+        for part, size in manifest["parts"].items():
+            (base + np.arange(size["tokens"], dtype=np.uint16)).tofile(folder / f"{part}.bin")
     return tuple(open_corpus(tmp_path / name, block=8, vocabulary=1500) for name in "ab")
 
 
@@ -195,29 +195,27 @@ def test_both_layouts_of_the_hub_load(tmp_path, monkeypatch, name):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     repository, configuration = HUB[name]
     place = repository.split("/")[1]
-    main = tmp_path / "main" / place
+    main, card = tmp_path / "main" / place, "---\nconfigs:\n"
     if name == "wikitext103":
         for each in (configuration, "another"):
             parquet(main / each)
-        entry = "- config_name: {0}\n  data_files:\n  - split: train\n    path: {0}/train-*\n"
-        entries = entry.format(configuration) + entry.format("another")
-        (main / "README.md").write_text(f"---\nconfigs:\n{entries}---\n")
+            card += f"- config_name: {each}\n  data_files:\n  - split: train\n    path: {each}/train-*\n"
+        (main / "README.md").write_text(f"{card}---\n")
     else:
         main.mkdir(parents=True)
         (main / f"{place}.py").write_text("raise SystemExit('the script was run')\n")
-    parquet(tmp_path / "converted" / place / configuration / "train")
+    parquet(tmp_path / "refs/convert/parquet" / place / configuration / "train")
     real, asked = datasets.load_dataset, []
 
     def local(path, name=None, *, revision="main", **settings):
         assert path == repository
         asked.append(revision)
-        branch = {"main": "main", "refs/convert/parquet": "converted"}[revision]
-        return real(str(tmp_path / branch / place), name, cache_dir=str(tmp_path / "cache"), **settings)
+        return real(str(tmp_path / revision / place), name, cache_dir=str(tmp_path / "cache"), **settings)
 
     monkeypatch.setattr(datasets, "load_dataset", local)
-    documents = {part: list(open_source(name).documents(part)) for part in ("train", "validation")}
-    assert sorted(documents["train"] + documents["validation"]) == sorted(filter(None, ROWS))
-    assert 0 < len(documents["validation"]) <= 2  # 0.05 % of 3,000 rows
+    train, validation = (list(open_source(name).documents(part)) for part in ("train", "validation"))
+    assert sorted(train + validation) == sorted(filter(None, ROWS))
+    assert 0 < len(validation) <= 2  # 0.05 % of 3,000 rows
     assert ("refs/convert/parquet" in asked) == (name == "openwebtext")
 
 
@@ -235,7 +233,6 @@ def test_wikipedia_is_streamed_and_short_articles_are_left_out(tmp_path, monkeyp
     monkeypatch.setattr("language.sources.WIKIPEDIA_ARTICLES", 15)
     monkeypatch.setattr("language.sources.WIKIPEDIA_VALIDATION", 5)
     long = [text for text in texts if len(text) == 2000][:15]  # of 20
-    source = open_source("wikipedia")
-    assert list(source.documents("validation")) == long[4::5]
-    assert list(source.documents("train")) == [text for text in long if text not in long[4::5]]
+    train, validation = (list(open_source("wikipedia").documents(part)) for part in ("train", "validation"))
+    assert validation == long[4::5] and train == [text for text in long if text not in validation]
     assert asked == [("wikimedia/wikipedia", "20231101.en", True)] * 2

@@ -49,12 +49,13 @@ def test_loss_equals_transformers_gpt2_at_start_and_after_20_steps(fidelity):
     net, largest = tiny(), 0.0
     reference = copied_reference(net)
     optimizers = [adamw(model, betas=(0.9, 0.95), weight_decay=0.1) for model in (net, reference)]
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["lr"] = 3e-3
     for step in range(21):
         inputs, targets = tokens(step), tokens(100 + step)
         losses = (net(inputs, targets), token_loss(reference(inputs).logits, targets))
         largest = max(largest, abs(losses[0].item() - losses[1].item()))
         for optimizer, loss in zip(optimizers, losses, strict=True):
-            optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = 3e-3
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -66,17 +67,16 @@ def test_loss_equals_transformers_gpt2_at_start_and_after_20_steps(fidelity):
 def test_paper_model_has_73_targets_and_124_million_weights(fidelity):
     with torch.device("meta"):
         net = Decoder(Shape())
-    table = find_targets(net).included
+    table = {target.name: target for target in find_targets(net).included}
     fidelity("reference", "fig3", "number of projected matrices, counted by hand", abs(len(table) - 73), 0)
     by_hand = 50304 * 768 + 1024 * 768 + 12 * 12 * 768**2 + 25 * 768
     ours = sum(p.numel() for p in net.parameters())
     fidelity("reference", "fig3", "number of parameters, counted by hand", abs(ours - by_hand), 0)
-    names = [t.name for t in table]
-    assert {"h.0.attn.c_attn.weight[q]", "h.11.attn.c_attn.weight[v]"} <= set(names)
-    head = next(t for t in table if t.shape == (50304, 768))
-    assert math.isclose(head.scale, math.sqrt(50304 / 768), rel_tol=1e-6)
-    assert all(t.shape == (768, 768) for t in table if "c_attn" in t.name)
-    assert not any("wpe" in name or "ln_" in name for name in names)
+    assert {"h.0.attn.c_attn.weight[q]", "h.11.attn.c_attn.weight[v]"} <= table.keys()
+    assert all(target.shape == (768, 768) for name, target in table.items() if "c_attn" in name)
+    assert not any("wpe" in name or "ln_" in name for name in table)
+    [head] = [target for target in table.values() if target.shape == (50304, 768)]
+    assert head.scale == pytest.approx(math.sqrt(50304 / 768))
 
 
 def test_initial_weights_have_gpt2_spread():
@@ -92,13 +92,10 @@ def test_initial_weights_have_gpt2_spread():
 
 def test_split_projections_compute_what_fused_ones_do():
     fused, split = tiny(), tiny(qkv="split")
-    weights = split.state_dict()
-    for key, value in fused.state_dict().items():
-        if "c_attn" in key:
-            for name, part in zip("qkv", value.chunk(3), strict=True):
-                weights[key.replace("c_attn", f"{name}_proj")] = part
-        else:
-            weights[key] = value
+    weights = fused.state_dict()
+    for key in [key for key in weights if "c_attn" in key]:
+        parts = weights.pop(key).chunk(3)
+        weights |= {key.replace("c_attn", f"{name}_proj"): part for name, part in zip("qkv", parts)}
     split.load_state_dict(weights)
     assert torch.allclose(fused(tokens()), split(tokens()), atol=1e-6)
     assert len(find_targets(split).included) == len(find_targets(fused).included) == 13
@@ -106,13 +103,11 @@ def test_split_projections_compute_what_fused_ones_do():
 
 def test_grouped_queries_equal_full_attention_with_repeated_keys_and_values():
     grouped, full = tiny(key_value_heads=2), tiny()
-    weights = full.state_dict()
-    for key, value in grouped.state_dict().items():
-        if "c_attn" in key:
-            q, k, v = value.split((32, 16, 16))
-            k, v = (part.view(2, 8, 32).repeat_interleave(2, dim=0).reshape(32, 32) for part in (k, v))
-            value = torch.cat([q, k, v])
-        weights[key] = value
+    weights = grouped.state_dict()
+    for key in (key for key in weights if "c_attn" in key):
+        q, *others = weights[key].split((32, 16, 16))
+        repeated = [part.view(2, 8, 32).repeat_interleave(2, dim=0).reshape(32, 32) for part in others]
+        weights[key] = torch.cat([q, *repeated])
     full.load_state_dict(weights)
     assert torch.allclose(grouped(tokens()), full(tokens()), atol=1e-5)
     shapes = [t.shape for t in find_targets(grouped).included if "c_attn" in t.name]
@@ -127,8 +122,7 @@ def test_activations_by_hand(activation):
     if activation == "squared_relu":
         hidden = hidden.clamp(min=0) ** 2
     else:
-        gate, value = hidden[:, :96], hidden[:, 96:]
-        hidden = gate / (1 + torch.exp(-gate)) * value
+        hidden = hidden[:, :96] / (1 + torch.exp(-hidden[:, :96])) * hidden[:, 96:]
     assert torch.allclose(net(x), hidden @ net.c_proj.weight.T, atol=1e-6)
 
 

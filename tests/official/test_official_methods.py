@@ -3,7 +3,9 @@
 import itertools
 import json
 from collections import Counter
+from copy import deepcopy
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -42,10 +44,6 @@ def worst(model: nn.Module, arrays: dict, prefix: str, leave_out: tuple[str, ...
     )
 
 
-def copy_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {key: value.clone() for key, value in model.state_dict().items()}
-
-
 def loaded(method: str, kind: str, at: str, phase: int = 1) -> tuple[dict, dict, nn.Module, State]:
     """What is recorded of a method, and a net with its state, filled with the values recorded at this moment."""
     arrays, settings = load(method)
@@ -64,16 +62,9 @@ def steps_of(adam: torch.optim.Adam, model: nn.Module) -> dict[str, float]:
     return {key: float(adam.state[p]["step"]) for key, p in model.named_parameters()}
 
 
-def noting(method) -> dict[str, list[int]]:
-    """The rows that the method recycles from now on, by layer."""
-    rows_of, recycled = {}, method.recycle
-
-    def recycle(state, name, layer, rows):
-        rows_of[layer.name] = rows.tolist()
-        recycled(state, name, layer, rows)
-
-    method.recycle = recycle
-    return rows_of
+def recycled(calls: Mock) -> dict[str, list[int]]:
+    """The rows in the calls of a method's `recycle`, by layer."""
+    return {layer.name: rows.tolist() for _, _, layer, rows in (call.args for call in calls.call_args_list)}
 
 
 def end_of_epoch(method, state: State) -> None:
@@ -93,7 +84,7 @@ def test_fire(case, targets, fidelity):
     arrays, settings = load("fire")
     kind = case.split(".")[0]
     model = net(kind)
-    before = copy_of(model)
+    before = deepcopy(model.state_dict())
     create("fire", targets=targets).boundary(state_of(model))
     assert rows_changed(model, before).keys() == set(settings["cases"][case]["changed"])
     fidelity("method", "fire", f"weights, {case}", worst(model, arrays, f"{case}.after"), 2e-6)
@@ -104,9 +95,8 @@ def test_fire_iterations_and_scales(fidelity):
     for name, case in settings["matrices"].items():
         start = u(case["u_number"], *case["shape"]).float()
         for n in case["iterations"]:
-            difference = largest(
-                polar(start, "newton_schulz", iterations=n).factor, arrays[f"{name}.after{n}"]
-            )
+            ours = polar(start, "newton_schulz", iterations=n).factor
+            difference = largest(ours, arrays[f"{name}.after{n}"])
             fidelity("method", "fire", f"{name}, {n} iterations", difference, 2e-6)
     for name, case in settings["layers"].items():
         out, columns, *kernel = case["shape"]
@@ -138,13 +128,12 @@ def test_full_reset(fidelity):
 @pytest.mark.parametrize("case", load("dash")[1]["cases"])
 def test_dash(case, fidelity):
     arrays, settings = load("dash")
-    values = settings["cases"][case]
-    kind = case.split(".")[0]
+    values, kind = settings["cases"][case], case.split(".")[0]
     model = net(kind)
     state = state_of(model)
     state.batches = lambda: (batch(kind, b["u_number"], b["size"]) for b in settings["batches"])
     model.train(values["mode"] == "train")
-    before = copy_of(model)
+    before = deepcopy(model.state_dict())
     method = create("dash", variant="official", alpha=values["alpha"], floor=values["floor"])
     method.boundary(state)
     # batch norm takes the gradient of conv1's bias away in training mode: what is left is rounding
@@ -193,36 +182,27 @@ def test_l2_init(kind, fidelity):
 def test_layers_of_the_official_nets(cell, fidelity):
     """Names differ, so layers are compared by their place in the list, their units and their columns."""
     recorded, model = LAYERS[cell], build(**OFFICIAL_NETS[cell], channels=3)
-    modules = dict(model.named_modules())
-    names = watched_layers(model)
-    theirs = recorded["redo_and_snr_hooked"]
-    place, their_place = {n: i for i, n in enumerate(names)}, {n: i for i, n in enumerate(theirs)}
-
-    def places_of(names: list[str]) -> list[int]:
-        return [their_place[n] for n in names]
-
-    assert len(names) == len(theirs)
-    layers = chain(model)
-    pairs = [
-        [place[layer.name], place[reader], layer.units, modules[reader].weight.shape[1]]
-        for layer in layers[:-1]
-        for reader, _ in layer.outgoing[:1]
-    ]
-    their_pairs = [[*places_of([p["from"], p["to"]]), p["units"], p["columns"]] for p in recorded["pairs"]]
+    weights = {name.removesuffix(".weight"): p for name, p in model.named_parameters()}
+    ours = {name: place for place, name in enumerate(watched_layers(model))}
+    theirs = {name: place for place, name in enumerate(recorded["redo_and_snr_hooked"])}
+    assert len(ours) == len(theirs)
+    layers, linked = chain(model), linked_layers(model)
+    reads = [(layer, reader) for layer in layers for reader, _ in layer.outgoing]
+    pairs = [[ours[layer.name], ours[to], layer.units, weights[to].shape[1]] for layer, to in reads]
+    wanted = [[theirs[p["from"]], theirs[p["to"]], p["units"], p["columns"]] for p in recorded["pairs"]]
     for method in ("redo", "snr"):
-        fidelity("method", method, f"layers and what reads them, {cell}", pairs != their_pairs, 0)
-    assert [place[layer.name] for layer in layers[:-2]] == places_of(recorded["redo_reset_rows_of"])
-    read = [place[layer.name] for layer in layers if layer.outgoing]
-    assert read == places_of(recorded["snr_reset_rows_of"])
-    linked = linked_layers(model)
-    ours = [place[layer.name] for layer in linked]
-    fidelity("method", "cbp", f"layers, {cell}", ours != places_of(recorded["cbp"]), 0)
-    for layer, (_, entry) in zip(linked, recorded["cbp"].items(), strict=True):
+        fidelity("method", method, f"layers and what reads them, {cell}", pairs != wanted, 0)
+    read = [place for place, *_ in pairs]
+    assert read[:-1] == [theirs[name] for name in recorded["redo_reset_rows_of"]]
+    assert read == [theirs[name] for name in recorded["snr_reset_rows_of"]]
+    wrong = [ours[layer.name] for layer in linked] != [theirs[name] for name in recorded["cbp"]]
+    fidelity("method", "cbp", f"layers, {cell}", wrong, 0)
+    for layer, entry in zip(linked, recorded["cbp"].values(), strict=True):
         assert columns_of(layer) == entry["units"]
-        readers = [entry["outgoing"]] if entry["outgoing"] else []
-        assert [place[reader] for reader, _ in layer.outgoing] == places_of(readers)
+        readers = [theirs[name] for name in [entry["outgoing"]] if name]
+        assert [ours[reader] for reader, _ in layer.outgoing] == readers
         assert len(layer.norms) == (entry["norm"] is not None)
-        assert (2 / modules[layer.name].weight[0].numel()) ** 0.5 == pytest.approx(entry["std"])
+        assert (2 / weights[layer.name][0].numel()) ** 0.5 == pytest.approx(entry["std"])
 
 
 def adam_of(model: nn.Module, arrays: dict, prefix: str) -> torch.optim.Adam:
@@ -254,10 +234,10 @@ def test_redo(case, fidelity, monkeypatch):
     values = settings["cases"][case]
     state.optimizers["net"] = adam = adam_of(model, arrays, f"{kind}.before")
     method = draw_globally(create("redo", variant="official", threshold=values["threshold"]), 7)
+    state.batches = SimpleNamespace(test_inputs=lambda count: None)
     seen = {layer.name: magnitude(layer, arrays[f"{kind}.buffer.{layer.name}"]) for layer in chain(model)}
     monkeypatch.setattr(OutputRecorder, "look", lambda *a, **k: [seen])
-    state.batches = SimpleNamespace(test_inputs=lambda count: None)
-    before = copy_of(model)
+    before = deepcopy(model.state_dict())
     method.after_test(state)
     assert rows_changed(model, before) == values["tensors_changed"]
     fidelity("method", "redo", f"weights, {case}", worst(model, arrays, f"{case}.after"), 0.0)
@@ -265,7 +245,7 @@ def test_redo(case, fidelity, monkeypatch):
     for key, p in model.named_parameters():
         assert all(torch.equal(adam.state[p][m], arrays[f"{kind}.before.{m}.{key}"]) for m in MOMENTS)
         p.grad = arrays.get(f"{case}.next_gradient.{key}")
-    start = copy_of(model)
+    start = deepcopy(model.state_dict())
     adam.step()
     for key, p in model.named_parameters():
         if (update := arrays.get(f"{case}.next_update.{key}")) is not None:
@@ -306,23 +286,22 @@ def test_cbp(kind, fidelity):
         load_into(model, arrays, f"{prefix}.before")
         replaced = {}
         for layer in layers:
-            memory = method.memory["net"][layer.name]
-            feature = arrays[f"{prefix}.feature.{layer.name}"]
+            memory, where = method.memory["net"][layer.name], f"{kind}.{layer.name}, step {entry['step']}"
+            feature, age, magnitude = (
+                arrays[f"{prefix}.{what}.{layer.name}"] for what in ("feature", "age", "mean_feature")
+            )
+            if (outgoing := arrays.get(f"{prefix}.outgoing.{layer.name}")) is not None:
+                for reader, _ in layer.outgoing:
+                    difference = largest(mean_outgoing(model.get_submodule(reader)), outgoing)
+                    fidelity("method", "cbp", f"outgoing weights, {where}", difference, 1e-6)
             memory["kept"] = torch.zeros(0, len(feature))
-            where = f"{kind}.{layer.name}, step {entry['step']}"
-            recorded = arrays.get(f"{prefix}.outgoing.{layer.name}")
-            for reader, _ in layer.outgoing if recorded is not None else ():
-                difference = largest(mean_outgoing(model.get_submodule(reader)), recorded)
-                fidelity("method", "cbp", f"outgoing weights, {where}", difference, 1e-6)
             chosen = method.choose(model, layer, memory, feature[None])
             if len(chosen):
                 replaced[layer.name] = chosen.tolist()
                 method.recycle(state, "net", layer, chosen)
-            due = entry["accumulated_after"][layer.name]
-            assert float(memory["due"]) == pytest.approx(due, abs=1e-9)
-            assert memory["age"].tolist() == arrays[f"{prefix}.age.{layer.name}"].tolist()
-            difference = largest(memory["magnitude"], arrays[f"{prefix}.mean_feature.{layer.name}"])
-            fidelity("method", "cbp", f"magnitude, {where}", difference, 1e-6)
+            assert float(memory["due"]) == pytest.approx(entry["accumulated_after"][layer.name], abs=1e-9)
+            assert memory["age"].tolist() == age.tolist()
+            fidelity("method", "cbp", f"magnitude, {where}", largest(memory["magnitude"], magnitude), 1e-6)
         assert replaced == {name: part["output_columns"] for name, part in entry["replaced"].items()}
         if entry["replaced"]:
             what = f"weights after step {entry['step']}, {kind}"
@@ -352,16 +331,14 @@ def test_cbp_features(kind, fidelity):
 
 
 def test_cbp_draws_normal_weights():
-    _, settings = load("cbp")
+    deviation = load("cbp")[1]["law_of_new_weights"]["conv_16x3x3"]["std_formula"]
     model = nn.Sequential(nn.Conv2d(16, 4000, 3), nn.MaxPool2d(2), nn.Conv2d(4000, 2, 1), nn.Conv2d(2, 1, 1))
-    state = state_of(model)
-    method = create("cbp", variant="official")
+    state, method = state_of(model), create("cbp", variant="official")
     layer = method.find_layers(state, "net")[0]
     method.memory["net"] = {layer.name: method.start_memory(layer, torch.device("cpu"))}
     method.recycle(state, "net", layer, torch.arange(4000))
-    law = settings["law_of_new_weights"]["conv_16x3x3"]
-    assert model[0].weight.std().item() == pytest.approx(law["std_formula"], rel=5e-3)
-    assert model[0].weight.abs().max() > 3 * law["std_formula"]  # not uniform
+    assert model[0].weight.std().item() == pytest.approx(deviation, rel=5e-3)
+    assert model[0].weight.abs().max() > 3 * deviation  # not uniform
     assert (model[0].bias == 0).all() and (model[2].weight == 0).all()
 
 
@@ -374,30 +351,25 @@ def official_snr(state: State, **settings: float):
 @pytest.mark.parametrize("case", [c for c in load("snr")[1]["cases"] if c.startswith("mlp")])
 def test_snr_over_96_steps(case, fidelity):
     arrays, settings = load("snr")
-    second = [0.3, -0.2, -0.9, -1.5, 0.1, -0.6]
-    layers = {
-        "fc1": (torch.eye(8), [0.0] * 8),
-        "fc2": (u(4000, 6, 8), second),
-        "fc3": (u(4001, 3, 6), [0.0] * 3),
-    }
+    weights = {"fc1": torch.eye(8), "fc2": u(4000, 6, 8), "fc3": u(4001, 3, 6)}
+    biases = [0.0] * 8, [0.3, -0.2, -0.9, -1.5, 0.1, -0.6], [0.0] * 3
     model = nn.Sequential()
-    for name, (weight, bias) in layers.items():
+    for (name, weight), bias in zip(weights.items(), biases, strict=True):
         model.add_module(name, tiny_nets.linear(weight.tolist(), bias))
         model.add_module(f"{name}_relu", nn.ReLU())
-    start, state = copy_of(model), state_of(model, phase=0)
-    state.optimizers["net"] = torch.optim.Adam(model.parameters(), lr=0.0)
+    adam = torch.optim.Adam(model.parameters(), lr=0.0)
+    start, state = deepcopy(model.state_dict()), state_of(model, adam, phase=0)
     method = official_snr(state, percentile=settings["cases"][case]["percentile"])
-    memory, reset = method.memory["net"], noting(method)
-    model.train()
+    memory, method.recycle = method.memory["net"], Mock(wraps=method.recycle)
     for step in range(96):
         row = 2.0 * arrays["mlp.fires"][step].float() - 1.0
         inputs = row.expand(int(arrays[f"{case}.batch"][step]), 8)
         model(inputs).sum().backward()
         if step == 0:
-            state.optimizers["net"].step()
-        reset.clear()
+            adam.step()
+        method.recycle.reset_mock()
         method.after_step(state)
-        for name in layers:
+        for name in weights:
             kept = memory[name]["kept"]
             assert len(kept) == int(arrays[f"{case}.buffer"][step])
             assert kept.any(0).tolist() == arrays[f"{case}.fired.{name}"][step].bool().tolist(), (step, name)
@@ -406,15 +378,14 @@ def test_snr_over_96_steps(case, fidelity):
                 fidelity("method", "snr", f"{key} of {name}, step {step}, {case}", largest(ours, theirs), 0.0)
             if name != "fc3":
                 due = arrays[f"{case}.reset.{name}"][step].nonzero().flatten().tolist()
-                assert reset.get(name, []) == due
+                assert recycled(method.recycle).get(name, []) == due
         if step == 0:
             fidelity("method", "snr", f"weights, {case}", worst(model, arrays, f"{case}.step0.after"), 0.0)
-            steps = steps_of(state.optimizers["net"], model)
-            assert steps == settings["cases"][case]["adam_step_after_step0"]
+            assert steps_of(adam, model) == settings["cases"][case]["adam_step_after_step0"]
         model.load_state_dict(start)
     for name, known in memory.items():
         silences = known["silences"].tolist()
-        counted = Counter((unit, age) for ages in silences for unit, age in enumerate(ages) if age)
+        counted = Counter(pair for ages in silences for pair in enumerate(ages) if pair[1])
         theirs = arrays[f"{case}.histogram_last.{name}"].int().tolist()
         assert counted == {(unit, age): count for unit, age, count in theirs if age}
 
@@ -428,14 +399,15 @@ def test_snr_at_its_first_step(kind, fidelity):
         moments = {moment: torch.full_like(p, 0.5) for moment in MOMENTS}
         adam.state[p] = {"step": torch.tensor(1.0), **moments}
     method = official_snr(state, percentile=case["percentile"])
-    chosen = noting(method)
-    before = copy_of(model)
+    before, method.recycle = deepcopy(model.state_dict()), Mock(wraps=method.recycle)
     # the stored masks come from the pass before Adam's step: hand over what it saw
     for layer in method.layers["net"]:
         fired = arrays[f"{kind}.fired.{layer.name}"].bool()
         method.recorders["net"].values[layer.name] = fired.expand(case["buffer"], -1)
     method.after_step(state)
-    assert chosen == {n: rows for n, rows in case["masked"].items() if rows and n != case["layers"][-1]}
+    assert recycled(method.recycle) == {
+        n: rows for n, rows in case["masked"].items() if rows and n != case["layers"][-1]
+    }
     assert rows_changed(model, before) == case["rows_changed"]
     assert steps_of(adam, model) == case["adam_step_after"]
     assert all((adam.state[p]["exp_avg"] == 0.5).all() for p in model.parameters())
@@ -448,16 +420,18 @@ def test_snr_keeps_test_images_between_epochs():
     images = -batch("conv", 1010, 8)[0]
     state.batches = SimpleNamespace(test_inputs=lambda count: images.repeat(count // 8, 1, 1, 1))
     method = official_snr(state)
-    model(batch("conv", 1000, 256)[0])
-    method.after_step(state)
-    assert len(method.memory["net"]["conv1"]["kept"]) == 256
+    memory = method.memory["net"]["conv1"]
+
+    def step(number: int) -> torch.Tensor:
+        model.train()(batch("conv", number, 256)[0])
+        method.after_step(state)
+        return memory["kept"].clone()
+
+    assert len(step(1000)) == 256
     end_of_epoch(method, state)
-    test_rows = method.memory["net"]["conv1"]["kept"].clone()
-    assert len(test_rows) == 512 and method.memory["net"]["conv1"]["steps"] == 1
-    model.train()
-    model(batch("conv", 1001, 256)[0])
-    method.after_step(state)
-    kept = method.memory["net"]["conv1"]["kept"]
+    test_rows = memory["kept"].clone()
+    assert len(test_rows) == 512 and memory["steps"] == 1
+    kept = step(1001)
     assert len(kept) == 512 and torch.equal(kept[:256], test_rows[256:])
     method.close()
 
@@ -476,9 +450,8 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
             watched[layer] = last_rows(watched.get(layer, rows[:0]), rows)
     watching.remove()
     state.batches = SimpleNamespace(last_inputs={512: batches[1:]}.get)
-    model.eval()
     state.phase = 1
-    with untouched(model):
+    with untouched(model.eval()):
         method.boundary(state)
     assert not model.training
     memory = method.memory["net"]
@@ -489,10 +462,8 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
     method.after_step(state)
     for layer, rows in watched.items():
         assert torch.equal(memory[layer]["kept"][:256], rows[256:])
-        if name == "snr":
-            assert (memory[layer]["tau"] == 512).all()
-    state.batches = None
-    state.phase = 2
+        assert name != "snr" or (memory[layer]["tau"] == 512).all()
+    state.batches, state.phase = None, 2
     method.boundary(state)  # the hooks were there all the time
     method.close()
     state.phase = 1
@@ -503,19 +474,21 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
 @CELLS
 def test_muon_groups(cell, fidelity):
     """Names differ, so the groups are compared by their number of tensors and of entries."""
-    recorded = json.loads((METHODS / "muon.json").read_text())["groups"][cell]["groups"]
+    of_muon, of_adam = load("muon")[1]["groups"][cell]["groups"]
     model = build(**OFFICIAL_NETS[cell], channels=3)
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)
-    made = create("muon", variant="official").build(model, adam)
-    muon, rest = ([g for g in made.param_groups if ("momentum" in g) == of_muon] for of_muon in (True, False))
+    *muon, rest = create("muon", variant="official").build(model, adam).param_groups
     matrices = [p for group in muon for p in group["params"]]
-    found = [len(matrices), sum(p.numel() for p in matrices)]
-    wrong = found != [len(recorded[0]["tensors"]), recorded[0]["count"]]
+    wrong = (len(matrices), sum(map(torch.numel, matrices))) != (len(of_muon["tensors"]), of_muon["count"])
     fidelity("method", "muon", f"tensors and entries of the matrices group, {cell}", wrong, 0)
-    assert sum(p.numel() for p in rest[0]["params"]) == recorded[1]["count"]
+    assert sum(map(torch.numel, rest["params"])) == of_adam["count"]
     for group in muon:
-        assert (group["lr"], group["momentum"]) == (recorded[0]["lr"], recorded[0]["momentum"])
-    assert rest[0]["eps"] == recorded[1]["eps"] and list(rest[0]["betas"]) == recorded[1]["betas"]
+        assert (group["lr"], group["momentum"]) == (of_muon["lr"], of_muon["momentum"])
+    assert rest["eps"] == of_adam["eps"] and list(rest["betas"]) == of_adam["betas"]
+
+
+def cosine(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float(torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0))
 
 
 def test_muon_steps(fidelity):
@@ -526,7 +499,7 @@ def test_muon_steps(fidelity):
     default = torch.optim.Adam(model.parameters(), lr=settings["lr_adam"])
     optimizer = create("muon", variant="official").build(model, default)
     for step in (1, 2):
-        start = copy_of(model)
+        start = deepcopy(model.state_dict())
         for name, p in model.named_parameters():
             p.grad = arrays[f"gradient{step}.{name}"].clone()
         optimizer.step()
@@ -535,14 +508,12 @@ def test_muon_steps(fidelity):
             if f"exp_avg{step}.{name}" in arrays:
                 fidelity("method", "muon", f"Adam part, {where}", largest(p, after), 1e-6)
                 continue
-            theirs = arrays[f"momentum_buffer{step}.{name}"]
-            momentum = optimizer.state[p]["momentum_buffer"]
-            fidelity("method", "muon", f"momentum of {where}", largest(momentum, theirs), 1e-6)
-            ours = (start[name] - p.detach()).flatten() / settings["lr_muon"]
-            theirs = arrays[f"update{step}.{name}"].flatten()
-            cosine, norm = torch.cosine_similarity(ours, theirs, dim=0), float(ours.norm() / theirs.norm())
-            fidelity("method", "muon", f"1 - cosine of {where}", float(1 - cosine), 0.02)
-            fidelity("method", "muon", f"norm of {where}", abs(norm - 1), 0.1)
+            momentum, theirs = (arrays[f"{what}{step}.{name}"] for what in ("momentum_buffer", "update"))
+            difference = largest(optimizer.state[p]["momentum_buffer"], momentum)
+            fidelity("method", "muon", f"momentum of {where}", difference, 1e-6)
+            ours = (start[name] - p.detach()) / settings["lr_muon"]
+            fidelity("method", "muon", f"1 - cosine of {where}", 1 - cosine(ours, theirs), 0.02)
+            fidelity("method", "muon", f"norm of {where}", abs(float(ours.norm() / theirs.norm()) - 1), 0.1)
             p.data.copy_(after)  # rounding does not add up
 
 
@@ -550,8 +521,7 @@ def test_muon_orthogonalises_as_recorded(fidelity):
     arrays, _ = load("muon")
     for key in (key for key in arrays if key.startswith("ns") and key.endswith(".in")):
         ours, theirs = orthogonalize(arrays[key]), arrays[key.removesuffix("in") + "out"].float()
-        cosine = torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0)
-        fidelity("method", "muon", f"1 - cosine of {key}", float(1 - cosine), 0.02)
+        fidelity("method", "muon", f"1 - cosine of {key}", 1 - cosine(ours, theirs), 0.02)
 
 
 def test_a_setting_that_the_official_code_does_not_have_is_refused():

@@ -1,8 +1,5 @@
 """compat=official against the official pipelines, rebuilt here from OpenCV, gymnasium and two-pass statistics."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from composed import compose_config
@@ -79,9 +76,7 @@ def test_official_runs_of_dqn_train_on_official_frames():
 @pytest.fixture(scope="module")
 def sac(tmp_path_factory) -> dict[str, dict]:
     """Checkpoints of official Hopper runs one agent step after the midpoint at 60; updates begin at step 30."""
-    pytest.importorskip("mujoco")
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "rl"))
-    from test_sac_train import after_one_update
+    from tests.rl.test_sac_train import after_one_update
 
     folder = tmp_path_factory.mktemp("sac")
     return {m: after_one_update(folder, m, "compat=official") for m in ("none", "fire")}

@@ -6,9 +6,10 @@ The numbers in `tests/official/` were recorded from the authors' code; its READM
 import csv
 import gzip
 import json
-import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,13 @@ from harness.config import CONF, compose, options, read_yaml, resolve
 from harness.domains import find
 from tests.composed import with_method
 from tests.tiny_nets import beginning, fill, images, labels, largest, read_arrays, u
+from tests.training_scripts import SMALLEST, train_here
 from vision import evaluate, schedule
 from vision.images import Images, pixel_statistics
 from vision.models import build
 from vision.official import switches
 from vision.protocols import make_phases
 from vision.schedule import batch_indices, set_learning_rate
-from vision.train import train
 
 VISION = find("vision")
 
@@ -45,17 +46,17 @@ CELLS = {  # experiment -> name in the recorded files
 }
 DATA_SETS = {"cifar10": ("CIFAR10", 50_000, 10), "cifar100": ("CIFAR100", 50_000, 100),
              "tiny_imagenet": ("TinyImageNet", 100_000, 200)}  # fmt: skip
-NET_OF_DATA = {name: next(net for net in NETS if net.endswith(f"_{name}")) for name in DATA_SETS}
-
-
-@cache
-def paper(experiment: str):
-    return resolve(VISION, composed(experiment))
+DATA_OF_NET = {net: next(name for name in DATA_SETS if net.endswith(f"_{name}")) for net in NETS}
 
 
 @cache
 def composed(experiment: str):
     return compose(VISION, [f"experiment={experiment}", "size=paper", "method=none"])
+
+
+@cache
+def paper(experiment: str):
+    return resolve(VISION, composed(experiment))
 
 
 def method_of(experiment: str, name: str):
@@ -65,16 +66,15 @@ def method_of(experiment: str, name: str):
 @cache
 def rows_of(name: str) -> dict:
     """Lines of a recorded file by cell."""
-    raw = (FOLDER / name).read_bytes()
-    text = (gzip.decompress(raw) if name.endswith(".gz") else raw).decode()
     found = defaultdict(list)
-    for row in csv.DictReader(text.splitlines()):
-        found[row["cell"]].append(row)
+    with (gzip.open if name.endswith(".gz") else open)(FOLDER / name, "rt") as file:
+        for row in csv.DictReader(file):
+            found[row["cell"]].append(row)
     return found
 
 
-def experiments_on(net: str) -> list[str]:
-    return [name for name in CELLS if net == NET_OF_DATA[paper(name).data.name]]
+def experiments_on(data: str) -> list[str]:
+    return [name for name in CELLS if paper(name).data.name == data]
 
 
 def images_like(name: str) -> Images:
@@ -95,8 +95,14 @@ def phases_of(experiment: str, seed: int = 1):
 
 
 def build_paper(net: str):
-    cfg = paper(experiments_on(net)[0])
-    return build(**cfg.model, classes=NETS[net]["classes"], channels=3, image_size=NETS[net]["size"])
+    cfg, about = paper(experiments_on(DATA_OF_NET[net])[0]), NETS[net]
+    return build(**cfg.model, classes=about["classes"], channels=3, image_size=about["size"])
+
+
+def all_cells(fidelity, data: str, what: str, difference: float, tolerance: float) -> None:
+    """Record a comparison for every cell on this data set."""
+    for experiment in experiments_on(data):
+        fidelity("cell", experiment, what, float(difference), tolerance)
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
@@ -119,9 +125,7 @@ def test_nets_compute_the_same(net, mode, fidelity):
     weights = dict(model.named_parameters())
     gradients = [weights[name].grad.flatten().double() for name in order if name in weights]
     norms = torch.stack([gradient.norm() for gradient in gradients])
-    probes = torch.stack(
-        [(gradient * u(2000 + j, len(gradient))).sum() for j, gradient in enumerate(gradients)]
-    )
+    probes = torch.stack([each @ u(2000 + j, len(each)) for j, each in enumerate(gradients)])
     their_norms = recorded["grad_norm"].double()
     real = their_norms > 1e-6 * their_norms.max()  # the rest is rounding noise
     kinks = any(isinstance(module, torch.nn.ReLU) for module in model.modules())
@@ -134,14 +138,12 @@ def test_nets_compute_the_same(net, mode, fidelity):
     }
     if mode == "train" and len(recorded.get("buffer_norm_after", ())):
         state = model.state_dict()
-        after = [state[n].norm() for n, kind, *_ in about["tensors"] if kind.startswith("running")]
-        found["running statistics"] = (
-            (torch.stack(after) / recorded["buffer_norm_after"] - 1).abs().max(),
-            1e-6,
+        after = torch.stack(
+            [state[n].norm() for n, kind, *_ in about["tensors"] if kind.startswith("running")]
         )
-    for what, (difference, tolerance) in found.items():
-        for experiment in experiments_on(net):
-            fidelity("cell", experiment, f"net: {what}, {mode} mode", float(difference), tolerance)
+        found["running statistics"] = (after / recorded["buffer_norm_after"] - 1).abs().max(), 1e-6
+    for what, comparison in found.items():
+        all_cells(fidelity, DATA_OF_NET[net], f"net: {what}, {mode} mode", *comparison)
 
 
 @pytest.mark.parametrize("net", NETS)
@@ -151,12 +153,11 @@ def test_nets_start_the_same(net, fidelity):
     The convolutions of VGG have biases: after a pass of zeros their channels have no variance, and each batch norm divides
     the rounding errors by sqrt(eps). From the fifth layer on, the statistics are these errors and differ between CPUs.
     """
-    cfg = paper(experiments_on(net)[0])
     states = []
     for seed in (1, 2, 3):
         torch.manual_seed(seed)
         model = build_paper(net)
-        if cfg.batch_norm_start == "official":
+        if paper(experiments_on(DATA_OF_NET[net])[0]).batch_norm_start == "official":
             switches.pass_zeros(model, 3, NETS[net]["size"])
         states.append(model.state_dict())
     found = {"parameters": 0.0, "buffers": 0.0}
@@ -169,8 +170,7 @@ def test_nets_start_the_same(net, fidelity):
         found[group] = max(found[group], largest(moments, torch.tensor(recorded, dtype=torch.float64)))
     for group, difference in found.items():
         tolerance = 1e-4 if rounding and group == "buffers" else 1e-6
-        for experiment in experiments_on(net):
-            fidelity("cell", experiment, f"net: {group} at the start", difference, tolerance)
+        all_cells(fidelity, DATA_OF_NET[net], f"net: {group} at the start", difference, tolerance)
 
 
 @pytest.mark.parametrize("seed", TRAINING["seeds"])
@@ -184,16 +184,14 @@ def test_seeds_mean_the_same_images(experiment, seed, fidelity):
         for phase in phases:
             seen = order[: share * (phase.index + 1)].sort().values
             wanted = torch.isin(images.train_labels, seen).nonzero().flatten()
-            wrong += int(not torch.equal(phase.seen, seen))
-            wrong += int(not torch.equal(phase.indices.sort().values, wanted))
+            wrong += not torch.equal(phase.seen, seen)
+            wrong += not torch.equal(phase.indices.sort().values, wanted)
     else:
         first, taken = torch.tensor(recorded["first_training_indices"]), phases[0].indices
         wrong = int((taken[: len(first)] != first).sum())
         wrong += abs(int(taken.sum()) - recorded["sum_of_first_tenth"])
-        before = torch.tensor([], dtype=torch.int64)
-        for phase in phases:
-            wrong += int(not torch.equal(phase.indices[: len(before)], before))
-            before = phase.indices
+        for before, after in pairwise(phases):
+            wrong += not torch.equal(after.indices[: len(before)], before.indices)
     fidelity("cell", experiment, f"data: images of seed {seed}", wrong, 0)
 
 
@@ -201,22 +199,14 @@ def test_seeds_mean_the_same_images(experiment, seed, fidelity):
 def test_stages_have_the_same_size(experiment, fidelity):
     cfg, images, phases = phases_of(experiment)
     stages = rows_of("stages.csv")[CELLS[experiment]]
-    assert len(phases) == len(stages)
-    wrong = defaultdict(int)
-    steps = 0
+    wrong, steps = defaultdict(int), 0
     for phase, stage in zip(phases, stages, strict=True):
         batches = batch_indices(1, phase.index, 0, len(phase.indices), cfg.batch_size)
         seen = torch.arange(images.classes) if phase.seen is None else phase.seen
-        found = {
-            "images": len(phase.indices),
-            "classes": len(phase.labels.unique()),
-            "steps_per_epoch": len(batches),
-            "images_in_last_batch": len(batches[-1]),
-            "epochs": phase.epochs,
-            "optimizer_steps": phase.epochs * len(batches),
-            "first_step": steps,
-            "test_images_of_the_stage": int(torch.isin(images.test_labels, seen).sum()),
-        }
+        found = {"images": len(phase.indices), "classes": len(phase.labels.unique()), "epochs": phase.epochs}
+        found |= {"steps_per_epoch": len(batches), "images_in_last_batch": len(batches[-1])}
+        found |= {"optimizer_steps": phase.epochs * len(batches), "first_step": steps}
+        found["test_images_of_the_stage"] = int(torch.isin(images.test_labels, seen).sum())
         steps += found["optimizer_steps"]
         for what, value in found.items():
             wrong[what] += value != int(stage[what])
@@ -226,14 +216,12 @@ def test_stages_have_the_same_size(experiment, fidelity):
 
 @pytest.mark.parametrize("name", DATA_SETS)
 def test_images_are_normalised_the_same(name, fidelity):
-    experiments = experiments_on(NET_OF_DATA[name])
-    assert {paper(experiment).normalisation for experiment in experiments} == {"official"}
+    assert {paper(experiment).normalisation for experiment in experiments_on(name)} == {"official"}
     images = switches.with_statistics(images_like(name))
     pixels = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     for part in ("train", "test"):
         difference = largest(images.normalise(pixels, test=part == "test"), normalised(pixels, name, part))
-        for experiment in experiments:
-            fidelity("cell", experiment, f"data: pixels, {part}", difference, 2e-6)
+        all_cells(fidelity, name, f"data: pixels, {part}", difference, 2e-6)
     images.name = "image_folder"
     assert switches.with_statistics(images) is images, "other data keep their own statistics"
 
@@ -252,8 +240,7 @@ def test_every_epoch_has_the_same_learning_rate(experiment, fidelity):
     cfg, _, phases = phases_of(experiment)
     net = build("cnn", classes=3, channels=3, image_size=8, width=4)
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate)
-    treatment = attach(create(**method_of(experiment, "muon")), net, adam)
-    worst = {"Adam": 0.0, "Muon, matrices": 0.0, "Muon, the rest": 0.0}
+    treatment, worst = attach(create(**method_of(experiment, "muon")), net, adam), defaultdict(float)
     recorded = rows_of("schedules.csv.gz")[CELLS[experiment]]
     assert len(recorded) == sum(phase.epochs for phase in phases)
     for row in recorded:
@@ -265,13 +252,13 @@ def test_every_epoch_has_the_same_learning_rate(experiment, fidelity):
         optimizer = treatment.optimizer
         assert (optimizer is adam) == (row["muon_run_optimizer"] == "adam")
         set_learning_rate(optimizer, cfg, phase, epoch)
+        groups = optimizer.param_groups
         if optimizer is not adam:
-            matrices = [g["lr"] for g in optimizer.param_groups if any(p.ndim > 1 for p in g["params"])]
+            matrices = [group["lr"] for group in groups if any(p.ndim > 1 for p in group["params"])]
             found["Muon, matrices"] = (max(matrices), row["muon_run_lr_matrices"])
-        rates = [group["lr"] for group in optimizer.param_groups]
-        found["Muon, the rest"] = (min(rates), row["muon_run_lr_rest"])
-        for what, (ours, recorded_rate) in found.items():
-            worst[what] = max(worst[what], abs(ours - float(recorded_rate)))
+        found["Muon, the rest"] = (min(group["lr"] for group in groups), row["muon_run_lr_rest"])
+        for what, (ours, theirs) in found.items():
+            worst[what] = max(worst[what], abs(ours - float(theirs)))
     for what, difference in worst.items():
         fidelity("cell", experiment, f"schedule: rate of {what}", difference, 1e-12)
 
@@ -282,45 +269,40 @@ def test_methods_act_in_the_same_stages(experiment, fidelity):
     columns = {name: f"{name}_acts" for name in ("cbp", "snr", "redo")}
     columns |= dict.fromkeys(at_boundaries, "boundary_methods_act")
     columns |= dict.fromkeys(("parseval", "l2_init"), "regularisers_act")
+    stages = rows_of("stages.csv")[CELLS[experiment]]
     for name, column in columns.items():
         first = create(**method_of(experiment, name)).first_phase
-        stages = rows_of("stages.csv")[CELLS[experiment]]
         wrong = sum((int(stage["stage"]) >= first) != bool(int(stage[column])) for stage in stages)
         fidelity("cell", experiment, f"boundary: stages in which {name} acts", wrong, 0)
 
 
-OUR_NAMES = {  # of the settings in tuned.csv
-    ("shrink_perturb", "coefficient"): "shrink",
-    ("muon", "lr_matrices"): "rate_factor",
-    ("muon", "lr_rest"): None,  # the default optimizer's, held by the schedule test
-}
-# held by the tests of the methods
-ASIDE = {"eps", "betas", "decay", "period", "tau_reset_freq", "targets", "layers"}
+OUR_NAMES = {("shrink_perturb", "coefficient"): "shrink", ("muon", "lr_matrices"): "rate_factor"}
+# held by the tests of the methods; the last one, the default optimizer's, by that of the schedule
+ASIDE = {"eps", "betas", "decay", "period", "tau_reset_freq", "targets", "layers", "lr_rest"}
+
+
+def tuned_in(experiment: str) -> Iterator[tuple[str, str, str]]:
+    """Yield method, our name of the setting, and value of every setting in the run scripts of a cell."""
+    for row in rows_of("tuned.csv")[CELLS[experiment]]:
+        for key, _, value in (each.partition("=") for each in filter(None, row["settings"].split("; "))):
+            yield row["method"], OUR_NAMES.get((row["method"], key), key), value.split()[0]
 
 
 @pytest.mark.parametrize("experiment", CELLS)
 def test_tuned_values_are_those_of_the_run_scripts(experiment, fidelity):
-    compared = 0
-    for row in rows_of("tuned.csv")[CELLS[experiment]]:
-        method = method_of(experiment, row["method"])
-        for setting in filter(None, row["settings"].split("; ")):
-            key, _, value = setting.partition("=")
-            ours = OUR_NAMES.get((row["method"], key), key)
-            if key in ASIDE or ours is None:
-                continue
-            wanted = float(value.split()[0]) / (1e-3 if key == "lr_matrices" else 1.0)
-            difference = abs(float(method[ours]) - wanted) / wanted
-            fidelity("cell", experiment, f"tuned: {row['method']}.{ours}", difference, 1e-12)
-            compared += 1
-    assert compared >= 12
+    compared = [each for each in tuned_in(experiment) if each[1] not in ASIDE]
+    assert len(compared) >= 12
+    for name, key, value in compared:
+        wanted = float(value) / (1e-3 if key == "rate_factor" else 1.0)
+        difference = abs(float(method_of(experiment, name)[key]) - wanted) / wanted
+        fidelity("cell", experiment, f"tuned: {name}.{key}", difference, 1e-12)
 
 
 def test_a_search_covers_the_values_of_the_run_scripts():
     """Of the methods that the paper has; the values of later rivals are their papers'."""
     tuned = defaultdict(set)
-    for row in (row for cell in CELLS.values() for row in rows_of("tuned.csv")[cell]):
-        for key, _, value in (setting.partition("=") for setting in row["settings"].split("; ")):
-            tuned[row["method"], OUR_NAMES.get((row["method"], key), key)].add(value.split(" ")[0])
+    for name, key, value in (each for experiment in CELLS for each in tuned_in(experiment)):
+        tuned[name, key].add(value)
     for name in options("search"):
         axes = dict(read_yaml(CONF / "search" / f"{name}.yaml")["hydra"]["sweeper"]["params"])
         assert axes.pop("method") == name
@@ -361,17 +343,16 @@ def run(request, tmp_path_factory):
         taken = {int(memory["step"]) for memory in optimizer.state.values()}
         seen.append(("step", float(clipped), taken, optimizer))
 
+    def after_pass(self, state):
+        epoch_ended.append(True)
+
     def after_evaluation(self, state):
         if epoch_ended:
             seen.append(("end of epoch",))
             epoch_ended.clear()
 
-    def after_pass(self, state):
-        epoch_ended.append(True)
-
-    overrides = ["size=smoke", "method=none", "method.first_phase=0", "compat=official", "threads=1"]
-    overrides += ["run.trunk=false", "run.progress=false", "eval_batch_size=7", "batch_size=6"]
-    overrides += [f"run.root={tmp_path_factory.mktemp('runs')}"]
+    overrides = [f"experiment={experiment}", "method.first_phase=0", "compat=official", "threads=1"]
+    overrides += ["run.trunk=false", "method=none", "eval_batch_size=7", "batch_size=6"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schedule, "load", lambda *_, **__: images)
         for module in (schedule, evaluate):
@@ -379,14 +360,14 @@ def run(request, tmp_path_factory):
         for call in (boundary, after_step, after_pass, after_evaluation):
             patch.setattr(base, call.__name__, call)
         patch.setattr(base, "variant", "official")  # which asks for the inputs of the phase before
-        patch.chdir(Path(__file__).resolve().parents[2])
-        patch.setattr(sys, "argv", ["train.py", f"experiment={experiment}", *overrides])
-        train()
+        patch.setitem(SMALLEST, "vision", overrides)
+        train_here("vision", tmp_path_factory.mktemp("runs"))
     return experiment, images, seen
 
 
-def boundaries_of(seen: list) -> list[int]:
-    found = [i for i, event in enumerate(seen) if event[0] == "boundary"]
+def places_of(seen: list, kind: str) -> list[int]:
+    """Where events of this kind are among all events; there must be some."""
+    found = [i for i, event in enumerate(seen) if event[0] == kind]
     assert found
     return found
 
@@ -394,7 +375,7 @@ def boundaries_of(seen: list) -> list[int]:
 def test_a_new_optimizer_begins_each_phase(run, fidelity):
     experiment, _, seen = run
     found, recorded, cfg = defaultdict(float), TRAINING["optimizer"], paper(experiment)
-    for boundary in boundaries_of(seen):
+    for boundary in places_of(seen, "boundary"):
         before = [event for event in seen[:boundary] if event[0] == "step"][-1]
         after = next(event for event in seen[boundary:] if event[0] == "step")
         assert before[2] != {1}, "the run is too short to tell"
@@ -415,11 +396,9 @@ def test_a_new_optimizer_begins_each_phase(run, fidelity):
 
 def test_gradients_are_clipped(run, fidelity):
     experiment, _, seen = run
-    limit, norms = (
-        TRAINING["gradient_clip"]["global_norm"],
-        [event[1] for event in seen if event[0] == "step"],
-    )
-    fidelity("cell", experiment, "optimizer: largest norm of a gradient", abs(max(norms) / limit - 1), 1e-4)
+    limit = TRAINING["gradient_clip"]["global_norm"]
+    norm = max(event[1] for event in seen if event[0] == "step")
+    fidelity("cell", experiment, "optimizer: largest norm of a gradient", abs(norm / limit - 1), 1e-4)
 
 
 def test_methods_find_the_net_as_the_official_loop_leaves_it(run, fidelity):
@@ -427,7 +406,7 @@ def test_methods_find_the_net_as_the_official_loop_leaves_it(run, fidelity):
     experiment, _, seen = run
     assert paper(experiment).batch_norm_start == "official"
     modes = {stage["mode_at_boundary"] for stage in rows_of("stages.csv")[CELLS[experiment]][1:]}
-    for boundary in boundaries_of(seen):
+    for boundary in places_of(seen, "boundary"):
         _, training, initial, _ = seen[boundary]
         mode = "train" if training else "eval"
         fidelity("cell", experiment, "boundary: mode of the net", {mode} != modes, 0)
@@ -444,12 +423,10 @@ def test_methods_find_the_net_as_the_official_loop_leaves_it(run, fidelity):
 def test_methods_can_see_the_last_batches_of_the_phase_before(run):
     """10 images or more: with batches of 6 the last three, or all of them."""
     _, _, seen = run
-    for boundary in boundaries_of(seen):
+    for boundary in places_of(seen, "boundary"):
         offered = seen[boundary][3]
-        ends = [i for i, event in enumerate(seen[:boundary]) if event[0] == "end of epoch"]
-        last_epoch = max(ends, default=0)
-        steps = [i for i, event in enumerate(seen[:last_epoch]) if event[0] == "step"]
-        trained_on = [seen[i - 1][2] for i in steps]
+        last_epoch = places_of(seen[:boundary], "end of epoch")[-1]
+        trained_on = [seen[i - 1][2] for i in places_of(seen[:last_epoch], "step")]
         assert 2 <= len(offered) <= 3 and all(map(torch.equal, offered, trained_on[-len(offered) :]))
 
 
@@ -457,12 +434,12 @@ def test_an_epoch_ends_with_a_test_and_then_the_method(run, fidelity):
     """All test images, in one pass and in their order, normalised as the authors do; then `after_evaluation`,
     which is where the official ReDo acts."""
     experiment, images, seen = run
-    ends = [i for i, event in enumerate(seen) if event[0] == "end of epoch"]
+    ends = places_of(seen, "end of epoch")
     assert len(ends) == 3
     wanted = normalised(images.test_images, images.name, "test")
     for end in ends:
-        steps = [i for i, event in enumerate(seen[:end]) if event[0] == "step"]
-        tests = [event for event in seen[steps[-1] : end] if event[0] == "test"]
+        last_step = places_of(seen[:end], "step")[-1]
+        tests = [event for event in seen[last_step:end] if event[0] == "test"]
         assert tests, "the method was called before the test"
         assert torch.equal(torch.cat([event[1] for event in tests]), torch.arange(len(images.test_labels)))
         difference = largest(torch.cat([event[2] for event in tests]), wanted)

@@ -2,13 +2,14 @@
 
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from composed import compose_config
 from omegaconf import OmegaConf
-from tiny_nets import linear
+from tiny_nets import largest, linear
 
 import rl.dqn.learn
 from fire_core import State, UserError, snapshot
@@ -34,8 +35,7 @@ def learner(weights=((1.0,), (2.0,)), **changes):
 
 def with_sgd(net, penalty=lambda: 0.0):
     """What `update` needs of an attached method."""
-    calls = dict.fromkeys(("before_step", "after_step"), lambda: None)
-    return SimpleNamespace(optimizer=torch.optim.SGD(net.parameters(), lr=0.1), penalty=penalty, **calls)
+    return Mock(optimizer=torch.optim.SGD(net.parameters(), lr=0.1), penalty=penalty)
 
 
 def test_one_update_by_hand(fidelity):
@@ -44,8 +44,8 @@ def test_one_update_by_hand(fidelity):
     torch.testing.assert_close(td_targets(ours, batch), torch.tensor([8.2, -1.0]))
     loss, mean = update(ours, with_sgd(ours.net), batch)
     torch.testing.assert_close(torch.stack([loss, mean]), torch.tensor([5.6, 3.6]))
-    difference = (ours.net.weight[:, 0] - torch.tensor([1 + 0.1 * 0.5, 2 - 0.1 * 1.0])).abs().max()
-    fidelity("reference", "fig4a", "weights after one update, by hand", float(difference.detach()), 1e-6)
+    difference = largest(ours.net.weight[:, 0], torch.tensor([1 + 0.1 * 0.5, 2 - 0.1 * 1.0]))
+    fidelity("reference", "fig4a", "weights after one update, by hand", difference, 1e-6)
     assert ours.target.weight.grad is None and ours.target.weight[:, 0].tolist() == [3.0, 4.0]
 
 
@@ -81,20 +81,18 @@ def small_update(precision: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
     torch.manual_seed(0)
     last = torch.channels_last
     net, target = (DQN(3, (21, 21), [(8, 6, 3), (8, 2, 2)], 32).to(memory_format=last) for _ in range(2))
-    with torch.no_grad():
-        for each in (net, target):
-            each.head[-1].bias.fill_(100)
+    for each in (net, target):
+        each.head[-1].bias.data.fill_(100)
     replay, generator = FrameReplay(64, 2, (21, 21), channels_last=True), np.random.default_rng(0)
-    replay.start(generator.integers(0, 256, (2, 21, 21), np.uint8))
-    for _ in range(32):
-        frames, nothing = generator.integers(0, 256, (2, 21, 21), np.uint8), np.zeros(2, bool)
-        replay.add(nothing, nothing, nothing, nothing, frames, frames)
+    first, *others = generator.integers(0, 256, (33, 2, 21, 21), np.uint8)
+    replay.start(first)
+    for frames in others:
+        replay.add(*[np.zeros(2, bool)] * 4, frames, frames)
     batch = replay.sample(16, generator)
     # the layout of channels_last
     assert batch.observations.stride()[1] == batch.next_observations.stride()[1] == 1
-    loss, _, slopes = gradients(
-        Learner(net, target, 0.99, precision=precision), list(net.parameters()), batch
-    )
+    ours = Learner(net, target, 0.99, precision=precision)
+    loss, _, slopes = gradients(ours, list(net.parameters()), batch)
     return loss, [slope.contiguous() for slope in slopes]
 
 
@@ -111,32 +109,24 @@ def test_network_is_the_published_one():
     shapes = [tuple(p.shape) for p in net.parameters() if p.ndim > 1]
     assert shapes == [(32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 3136), (18, 512)]
     for name, p in net.named_parameters():
-        if p.ndim == 1:
-            assert not p.any()
-        else:
-            taps = p[0, 0].numel()
-            bound = (6 / (p.shape[0] * taps + p.shape[1] * taps)) ** 0.5
-            assert 0.95 * bound < p.abs().max() <= bound, name
+        bound = (6 / (p.shape[0] + p.shape[1]) / p[0, 0].numel()) ** 0.5 if p.ndim > 1 else 0
+        assert 0.95 * bound <= p.abs().max() <= bound, name
     pixels = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
     assert torch.equal(net(pixels), net.head(net.encoder(pixels.float() / 255)))
     with pytest.raises(UserError, match="too small"):
         DQN(3, (20, 20))
 
 
-@pytest.mark.parametrize(
-    "step, expected", [(0, 1), (20_000, 1), (145_000, 0.505), (270_000, 0.01), (10**6, 0.01)]
-)
-def test_epsilon_follows_the_published_schedule(step, expected):
-    assert epsilon(step, 20_000, 250_000, 0.01) == pytest.approx(expected)
+def test_epsilon_follows_the_published_schedule():
+    known = {0: 1, 20_000: 1, 145_000: 0.505, 270_000: 0.01, 10**6: 0.01}
+    assert {step: epsilon(step, 20_000, 250_000, 0.01) for step in known} == pytest.approx(known)
 
 
 @pytest.mark.parametrize("compat, together", [("official", True), ("corrected", False)])
 def test_exploration_draws_once_for_all_or_for_each(compat, together):
     net = DQN(4, (12, 12), ((4, 3, 3),), 8)
-    with torch.no_grad():
-        for p in net.parameters():
-            p.zero_()
-        net.head[-1].bias[3] = 1.0
+    net.load_state_dict({name: torch.zeros_like(value) for name, value in net.state_dict().items()})
+    net.head[-1].bias.data[3] = 1.0
     games = SimpleNamespace(count=6, actions=4, observations=np.zeros((6, 4, 12, 12), np.uint8))
     cfg, stream = OmegaConf.create({"compat": compat}), np.random.default_rng(0)
     drawn = np.stack([act(cfg, net, games, 0.5, stream) for _ in range(2000)])
@@ -148,17 +138,16 @@ def test_exploration_draws_once_for_all_or_for_each(compat, together):
 
 
 def trained():
+    torch.manual_seed(0)
     net = DQN(3, (14, 14), ((8, 4, 2), (8, 3, 1)), 16)
     state = State({"net": net}, initial=snapshot({"net": net}), phase=1)
-    with torch.no_grad():
-        for p in net.parameters():
-            p.add_(0.1 * torch.randn_like(p))
+    for p in net.parameters():
+        p.data += 0.1 * torch.randn_like(p)
     return net, state
 
 
 @pytest.mark.parametrize("name", ["fire", "shrink_perturb"])
 def test_the_experiment_treats_convolutions_and_resets_linear_layers(name):
-    torch.manual_seed(0)
     net, state = trained()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     cfg = compose_config("dqn", ["experiment=fig4a_asterix", f"method={name}"])
@@ -176,7 +165,6 @@ def test_the_experiment_treats_convolutions_and_resets_linear_layers(name):
 
 
 def test_measures_name_every_layer_and_stop_where_a_value_is_not_finite():
-    torch.manual_seed(0)
     (net, _), (target, _) = trained(), trained()
     images = torch.randint(0, 256, (2, 20, 4, 14, 14), dtype=torch.uint8)
     probe = Batch(images[0], torch.randint(0, 3, (20,)), torch.randn(20), images[1], torch.zeros(20))
@@ -184,8 +172,7 @@ def test_measures_name_every_layer_and_stop_where_a_value_is_not_finite():
     figures = measure_network(ours, probe)
     assert {"dormant_share", "feature_rank", "weight_norm", "dfi", "dfi_encoder.0.weight"} <= figures.keys()
     assert 1 <= figures["feature_rank"] <= 16 and all(p.grad is None for p in net.parameters())
-    with torch.no_grad():
-        net.head[2].bias[0] = float("nan")
+    net.head[2].bias.data[0] = float("nan")
     with pytest.raises(UserError, match="not finite"):
         measure_network(ours, probe)
 

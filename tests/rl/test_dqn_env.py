@@ -1,11 +1,13 @@
 """Games: the protocol step by step, stacks against the gymnasium wrappers, and resume to the exact moment."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from fire_core.errors import UserError
-from rl.dqn.env import SCORES, Games
+from rl.dqn.env import Games
 from rl.dqn.games import CatchBackend
 
 
@@ -23,17 +25,11 @@ def test_frames_rewards_scores_and_ends_equal_the_gymnasium_wrapper_stack():
     plain, rules = gymnasium.make("BreakoutNoFrameskip-v4"), {"noop_max": 0, "terminal_on_life_loss": False}
     processed = gymnasium.wrappers.AtariPreprocessing(plain, frame_skip=4, **rules)
     reference = gymnasium.wrappers.FrameStackObservation(processed, 4, padding_type="reset")
-    games = Games("breakout", 1, (84, 84), seed=0, sticky=0.0)
-    generator = np.random.default_rng(4)
-    expected, _ = reference.reset(seed=0)
-    observed = games.reset()
-    scores, rewards = [], 0.0
-
-    def near(ours: np.ndarray, theirs: np.ndarray) -> bool:
-        return np.abs(ours.astype(int) - np.asarray(theirs).astype(int)).max() <= 1
-
+    games, generator = Games("breakout", 1, (84, 84), seed=0, sticky=0.0), np.random.default_rng(4)
+    expected, observed, scores, rewards = reference.reset(seed=0)[0], games.reset(), [], 0.0
+    near = partial(np.testing.assert_allclose, rtol=0, atol=1)
     for _ in range(900):
-        assert near(observed[0], expected)
+        near(observed[0].astype(int), expected)
         action = int(generator.integers(games.actions))
         expected, reward, terminated, _, _ = reference.step(action)
         step = games.step(np.array([action]))
@@ -42,7 +38,8 @@ def test_frames_rewards_scores_and_ends_equal_the_gymnasium_wrapper_stack():
         rewards += reward
         if terminated:
             scores, rewards = [*scores, rewards], 0.0
-            assert step.finished[0][0] == scores[-1] and near(step.final_frames[0], expected[-1])
+            assert step.finished[0][0] == scores[-1]
+            near(step.final_frames[0].astype(int), expected[-1])
             expected, _ = reference.reset()
     assert len(scores) >= 2 and max(scores) > 0
 
@@ -90,12 +87,8 @@ def test_catch_rewards_by_hand():
     frames, reward, terminated, _ = backend.step(np.array([0]))
     assert reward[0] == -1 and terminated[0]
     assert frames[0, 6, 2] == frames[0, 6, 3] == 255 and frames.sum() == 2 * 255
-
-
-def test_frames_too_small_for_catch_are_named_and_scores_of_people_are_higher():
     with pytest.raises(UserError, match="catch needs at least 7"):
         Games("catch", 1, (5, 5), seed=0)
-    assert all(human > random for random, human in SCORES.values())
 
 
 def test_an_episode_at_the_limit_of_frames_is_truncated_not_terminated(monkeypatch):

@@ -3,33 +3,23 @@
 import pytest
 import torch
 from composed import compose_config
-from training_scripts import Script, metrics_of
+from training_scripts import Script, killed, metrics_of
 
 from rl.dqn.train import make_net
 
 SCRIPT = Script("rl/dqn/train.py")
-KILL = """
-import os
-from rl.replay import FrameReplay
-add = FrameReplay.add
-def dying(self, *values):
-    add(self, *values)
-    if self.count == {}:
-        os.kill(os.getpid(), 9)
-FrameReplay.add = dying
-"""
 
 
-def train(root, *more, rows=0):
-    """One run; with rows above 0 it is killed when its replay holds that many, so between two checkpoints."""
-    how = {"before": KILL.format(rows), "expect": -9} if rows else {}
-    SCRIPT.train(root, "experiment=fig4a_breakout", *more, **how)
+def train(root, last, *more):
+    """One run with a checkpoint after each step of its four games, killed after that of step `last`."""
+    what = ["experiment=fig4a_breakout", "run.checkpoint_steps=4", *more]
+    SCRIPT.train(root, *what, before=killed(f"step >= {last}"), expect=9)
 
 
 def test_rewards_are_clipped_for_learning_and_counted_raw(tmp_path):
     """Points of Asterix are 50 and more: the replay holds signs, returns the points."""
     game = ["env.game=asterix", "env.frame_size=42", "random_episodes=4", "eval_max_steps=100"]
-    train(tmp_path, "method=none", *game, rows=102)  # two steps after the first phase
+    train(tmp_path, 404, "method=none", *game)  # after the first phase
     [end] = (tmp_path / "trunks").glob("*/checkpoint/end.pt")
     assert set(parts(end)["replay"]["facts"]["rewards"].unique().tolist()) == {0.0, 1.0}
     first = metrics_of(tmp_path)[0]
@@ -61,8 +51,7 @@ def equal(one, other):
 
 def test_the_loop_acts_greedily_updates_and_copies_the_target_when_it_should(tmp_path):
     """A checkpoint at every step of the first half, no exploration after step 120, two updates a step after step 80."""
-    what = ["run.checkpoint_steps=4", "run.keep=1000", "epsilon_final=0.0", "updates_per_transition=0.5"]
-    train(tmp_path, "method=none", *what, rows=95)
+    train(tmp_path, 376, "method=none", "run.keep=1000", "epsilon_final=0.0", "updates_per_transition=0.5")
     found = checkpoints(tmp_path)
     assert sorted(found) == list(range(4, 377, 4))
     actions = found[376]["replay"]["facts"]["actions"].numpy()
@@ -101,7 +90,7 @@ def root(tmp_path_factory):
 def test_the_boundary_follows_the_target_rule_the_optimizer_policy_and_compat(root, settings, stale, age):
     """One step and one update after it. Adam has 81 updates, or one where its moments were forgotten; Catch's episodes
     last six steps, so the ones that run at step 400 are four steps old unless they were restarted."""
-    train(root, "method=fire", "run.checkpoint_steps=4", *settings, rows=102)
+    train(root, 404, "method=fire", *settings)
     saved = checkpoints(root / "fig4a_breakout/smoke" / "-".join(["fire", *settings]))[404]
     for name, value in saved["net"].items():
         assert (saved["target"][name] - value).abs().max() < 3e-3, name  # FIRE moves most weights by far more

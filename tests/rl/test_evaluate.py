@@ -6,29 +6,27 @@ from rl.evaluate import play_episodes, play_steps
 
 
 class Alternating:
-    """Environments play episodes of `lengths` in turn, each begins with another one; reward 1 a step, so the return is
+    """Two environments play episodes of `lengths` in turn, each begins with another one; reward 1 a step, so the return is
     the length."""
 
-    def __init__(self, lengths, count=2):
-        self.lengths, self.count = lengths, count
-        self.rounds, self.time = 0, np.zeros(count, int)
+    count = 2
+
+    def __init__(self, lengths):
+        self.lengths, self.rounds = lengths, 0
 
     def reset(self):
-        self.number, self.rounds = self.rounds + np.arange(self.count), self.rounds + 1
-        self.time[:] = 0  # the running episodes are dropped
-        return self._observe()
-
-    def _observe(self):
-        return np.full((self.count, 4, 3, 2), 40 * self.time[0], np.uint8)
+        self.number, self.rounds = self.rounds + np.arange(2), self.rounds + 1
+        self.time = np.zeros(2, int)  # the running episodes are dropped
+        return self.time
 
     def step(self, actions):
-        assert actions.shape == (self.count,)
+        assert actions.shape == (2,)
         self.time += 1
-        ended = self.time == np.array([self.lengths[n % len(self.lengths)] for n in self.number])
+        ended = self.time == np.take(self.lengths, self.number, mode="wrap")
         self.number[ended] += 1
         self.time[ended] = 0
-        last, rewards = self.number % 2 == 0, np.ones(self.count, np.float32)
-        return self._observe(), rewards, ended & last, ended & ~last
+        last = self.number % 2 == 0
+        return self.time, np.ones(2, np.float32), ended & last, ended & ~last
 
 
 def still(observations):

@@ -1,6 +1,6 @@
 """The H1 tasks against published numbers: model, rewards, terminations, parity with the benchmark's own model."""
 
-import importlib.util
+from importlib.util import find_spec
 
 import gymnasium
 import numpy as np
@@ -12,14 +12,12 @@ import rl.sac.humanoid  # noqa: E402, F401
 from rl.sac.humanoid.environment import HumanoidEnv  # noqa: E402
 from rl.sac.humanoid.tasks import TASKS, reward_terms  # noqa: E402
 
-HAS_MESHES = importlib.util.find_spec("robosuite_models") is not None
-needs_meshes = pytest.mark.skipif(not HAS_MESHES, reason="make install-sac")
+needs_meshes = pytest.mark.skipif(find_spec("robosuite_models") is None, reason="make install-sac")
 GEOMETRIES = [pytest.param("mesh", marks=needs_meshes), "primitive"]
 
 
-def home(env: HumanoidEnv) -> np.ndarray:
-    """The action that holds the joints where an episode starts."""
-    return (env.task.start[7:26] - env.low) / env.half_range - 1
+def make(task: str, geometry: str) -> gymnasium.Env:
+    return gymnasium.make(f"{task}-v0" if geometry == "mesh" else f"{task}-primitive-v0")
 
 
 def episode(env, seed, act):
@@ -27,11 +25,8 @@ def episode(env, seed, act):
     observations, rewards, over = [env.reset(seed=seed)[0]], [], False
     while not over:
         observation, reward, terminated, truncated, _ = env.step(act(len(rewards)))
-        observations, rewards, over = (
-            [*observations, observation],
-            [*rewards, reward],
-            terminated or truncated,
-        )
+        observations, rewards = [*observations, observation], [*rewards, reward]
+        over = terminated or truncated
     return np.stack(observations), np.array(rewards), truncated
 
 
@@ -53,11 +48,8 @@ def test_the_mesh_variant_has_the_geoms_of_the_benchmark():
     assert (model.ngeom, model.nbody) == (42, 23)
     assert int((model.geom_contype == 1).sum()) == 21
     # MuJoCo moves a mesh to its centre of mass: published positions of the original meshes.
-    centres = {
-        "left_hip_pitch_link": [0.0121510248, -0.019641247, -0.130537205],
-        "torso_link": [0.0155639997, 2.52963677e-06, 0.389509768],
-    }
-    for name, centre in centres.items():
+    hip, torso = [0.0121510248, -0.019641247, -0.130537205], [0.0155639997, 2.52963677e-06, 0.389509768]
+    for name, centre in (("left_hip_pitch_link", hip), ("torso_link", torso)):
         first = int(np.flatnonzero(model.geom_bodyid == model.body(name).id)[0])
         np.testing.assert_allclose(model.geom_pos[first], centre, atol=1e-6)
 
@@ -89,9 +81,9 @@ HOLD_RETURNS = [11.83, 8.69, 10.22, 8.93, 9.18, 9.48]
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_parity_with_the_benchmarks_model_while_falling_over(geometry):
-    suffix = "" if geometry == "mesh" else "-primitive"
-    env = gymnasium.make(f"h1-walk{suffix}-v0")
-    action = home(env.unwrapped)
+    env = make("h1-walk", geometry)
+    # the action that holds the joints where an episode starts
+    action = (env.unwrapped.task.start[7:26] - env.unwrapped.low) / env.unwrapped.half_range - 1
     _, rewards, truncated = zip(*(episode(env, seed, lambda _: action) for seed in range(6)))
     assert not any(truncated)
     # Other versions of MuJoCo may differ in the last bits, hence one step of slack.
@@ -111,9 +103,7 @@ def test_reward_terms_on_hand_made_states():
     assert term("reward", speed=1.0) == pytest.approx(1.0)
     assert term("reward") == term("move", speed=-3.0) == pytest.approx(1 / 6)
     assert term("move", run, speed=2.5) == pytest.approx(3.5 / 6)
-    assert term("standing", height=1.65 - 0.4125) == pytest.approx(
-        0.1
-    )  # one margin of 1.65 / 4 below the bar
+    assert term("standing", height=1.65 - 0.4125) == pytest.approx(0.1)  # 1.65 / 4, one margin, below the bar
     assert term("upright", upright=-0.05) == pytest.approx(0.5) and term("upright", upright=-1.0) == 0.0
     assert term("small_control", forces=strained) == pytest.approx((4 + (17 + 0.75) / 19) / 5)
     assert term("small_control", forces=np.full(19, 99.0)) == pytest.approx(0.8)
@@ -152,9 +142,7 @@ def test_episodes_end_on_a_low_pelvis_and_with_the_board_on_a_forbidden_contact(
     tilt = np.deg2rad(40)
     assert ends_at(balance, {29: np.cos(tilt / 2), 30: np.sin(tilt / 2)})  # an edge of the board on the floor
     assert ends_at(balance, {0: 1.5, 2: 0.95})  # a foot on the floor beside the board
-    assert ends_at(
-        balance, {0: 0.0, 1: 0.2, 2: 1.2, 26: 3.0}
-    )  # the robot against the pivot, the board far away
+    assert ends_at(balance, {0: 0.0, 1: 0.2, 2: 1.2, 26: 3.0})  # against the pivot, the board far away
 
 
 def test_episodes_under_a_seed_repeat_and_the_time_limit_truncates():
@@ -185,23 +173,17 @@ def test_parity_with_the_benchmarks_model_under_random_actions():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # 55,000 steps of physics
-@pytest.mark.parametrize(
-    "name, level",
-    [
-        ("h1-walk-primitive-v0", None),
-        ("h1-balance_simple-primitive-v0", None),
-        pytest.param("h1-walk-v0", 4.0, marks=needs_meshes),
-        pytest.param("h1-run-v0", 3.1, marks=needs_meshes),
-        pytest.param("h1-balance_simple-v0", 13.0, marks=needs_meshes),
-    ],
-)
-def test_a_thousand_random_episodes(name, level):
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("task, level", [("h1-walk", 4.0), ("h1-run", 3.1), ("h1-balance_simple", 13.0)])
+def test_a_thousand_random_episodes(task, level, geometry):
     """No NaN, no warning of the physics; with meshes the mean return is the one in the table of rl/sac/README.md."""
-    env, generator, returns = gymnasium.make(name), np.random.default_rng(0), []
+    env, generator, returns = make(task, geometry), np.random.default_rng(0), []
     for seed in range(1000):
         observations, rewards, _ = episode(env, seed, lambda _: generator.uniform(-1, 1, 19))
         assert np.isfinite(observations).all() and (rewards >= 0).all() and (rewards <= 1).all()
         returns.append(rewards.sum())
     assert all(warning.number == 0 for warning in env.unwrapped.data.warning)
-    print(f"{name}: {np.mean(returns):.3f} +- {np.std(returns) / 1000**0.5:.3f} over 1000 episodes")
-    assert level is None or abs(np.mean(returns) - level) < 0.1 * level
+    print(
+        f"{task}, {geometry}: {np.mean(returns):.3f} +- {np.std(returns) / 1000**0.5:.3f} over 1000 episodes"
+    )
+    assert geometry == "primitive" or abs(np.mean(returns) - level) < 0.1 * level

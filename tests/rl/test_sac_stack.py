@@ -23,6 +23,9 @@ from rl.captured import captured
 from rl.sac.env import Task
 from rl.sac.worker import InWorker
 
+SCRIPT = Script("rl/sac/train.py")
+SHORT = ["experiment=fig4b_hopper", "size=smoke", "eval_limit=20", "random_episodes=1"]
+SHORT += ["run.checkpoint_steps=10", "run.progress=false"]
 METHODS = ["none", "fire", "plasticity_injection", "l2_init", "plasticity_injection", "muon"]
 
 
@@ -38,9 +41,9 @@ def train(number: int, method: str, found: dict) -> int:
 def test_updates_of_a_stack_are_those_of_single_learners():
     """In float64, over a boundary after which the learners have three shapes."""
     single, stacked = {}, {}
-    for number, method in enumerate(METHODS):
-        train(number, method, single)
-    assert take_turns([partial(train, i, method, stacked) for i, method in enumerate(METHODS)]) == 0
+    for run in enumerate(METHODS):
+        train(*run, single)
+    assert take_turns([partial(train, *run, stacked) for run in enumerate(METHODS)]) == 0
     torch.testing.assert_close(stacked, single, rtol=1e-9, atol=1e-11)
 
 
@@ -86,17 +89,14 @@ Run.save = stopping
 
 def test_a_stack_is_killed_stops_resumes_and_has_the_folders_of_single_runs(tmp_path):
     """When it is killed, runs have checkpoints of different steps, and so resume out of step."""
-    script = Script("rl/sac/train.py")
-    what = "experiment=fig4b_hopper size=smoke steps=110 midpoint=60 eval_limit=20 random_episodes=1 run.checkpoint_steps=10"
-    sweep = ["-m", *what.split(), "run.progress=false", "method=none,fire"]
+    sweep = ["-m", *SHORT, "steps=110", "midpoint=60", "method=none,fire"]
     stack, single = tmp_path / "stack", tmp_path / "single"
-    ends = [(killed("step >= 80"), 9), (STOPPED, 75), ("", 0)]
-    for before, expected in ends:
+    for before, expected in ((killed("step >= 80"), 9), (STOPPED, 75), ("", 0)):
         line = [*sweep, "stack=2", "workers=true", f"run.root={stack}"]
-        said = script.run(line, IN_THIS_PROCESS + before, (expected,))
+        said = SCRIPT.run(line, IN_THIS_PROCESS + before, (expected,))
         assert "Traceback" not in said
     assert said.endswith("sweep: 2 of 2 done\n")
-    script.run([*sweep, f"run.root={single}"], IN_THIS_PROCESS)
+    SCRIPT.run([*sweep, f"run.root={single}"], IN_THIS_PROCESS)
 
     files, alike = ({path.relative_to(root) for path in root.rglob("*")} for root in (stack, single))
     assert files == alike
@@ -112,13 +112,11 @@ def test_a_stack_is_killed_stops_resumes_and_has_the_folders_of_single_runs(tmp_
 
 
 def test_workers_leave_every_byte_of_a_run_that_is_killed(tmp_path):
-    script, written = Script("rl/sac/train.py"), []
-    what = "experiment=fig4b_hopper size=smoke steps=60 midpoint=40 eval_every=30 eval_limit=20 random_episodes=1"
+    line, written = [*SHORT, "steps=60", "midpoint=40", "eval_every=30", "method=fire"], []
     for workers, ends in (("false", [""]), ("true", [killed("step >= 50"), ""])):
         root = tmp_path / workers
-        line = [*what.split(), "method=fire", f"workers={workers}", f"run.root={root}", "run.progress=false"]
         for before in ends:
-            script.run([*line, "run.checkpoint_steps=10"], before, (9 if before else 0,))
+            SCRIPT.run([*line, f"workers={workers}", f"run.root={root}"], before, (9 if before else 0,))
         written.append({path.relative_to(root): path.read_bytes() for path in root.rglob("metrics.jsonl")})
     assert written[0] == written[1] and len(written[0]) == 2
 

@@ -13,7 +13,6 @@ pytest.importorskip("mujoco")
 from composed import compose_config
 
 from rl.replay import Batch
-from rl.sac.env import Task
 from rl.sac.policy import RunningNormaliser, explore, mean_policy
 from rl.sac.update import build
 
@@ -42,9 +41,8 @@ def after_one_update(root: Path, method: str, *more: str, before: str = "") -> d
     their first phase."""
     line = ["experiment=fig4b_hopper", "run.checkpoint_steps=1", f"method={method}", *more]
     SCRIPT.train(root, *line, before=before + killed("step >= 61"), expect=9)
-    label = "-".join([method, *more])
-    [path] = (root / "fig4b_hopper/smoke" / label).glob("seed_1/checkpoint/step_*61.pt")
-    return torch.load(path, weights_only=True)
+    path = f"fig4b_hopper/smoke/{'-'.join([method, *more])}/seed_1/checkpoint/step_000000000061.pt"
+    return torch.load(root / path, weights_only=True)
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +93,9 @@ def test_steps_and_returns_are_those_of_the_environment(tmp_path):
     [path] = tmp_path.glob("trunks/*/checkpoint/end.pt")
     kept = torch.load(path, weights_only=True)["kept"]
     rows, observations = kept["replay"]["rows"][:60].numpy(), len(kept["normaliser"]["mean"])
-    rewards, terminated = rows[:, -observations - 2], rows[:, -1]  # ... reward, next observation, terminated
-    ends = np.flatnonzero(terminated) + 1
-    returns = [part.sum() for part in np.split(rewards, ends)[:-1]]
+    # ... reward, next observation, terminated
+    episodes = np.split(rows[:, -observations - 2], np.flatnonzero(rows[:, -1]) + 1)
+    returns = [rewards.sum() for rewards in episodes[:-1]]
     assert len(returns) >= 2
     SCRIPT.train(tmp_path, *what)
     lines = metrics_of(tmp_path)
@@ -118,26 +116,22 @@ def test_a_truncated_step_is_stored_as_one_that_goes_on(tmp_path):
 
 def test_the_policy_reads_normalised_observations_and_explores_around_its_mean():
     cfg = compose_config("sac", ["experiment=fig4b_hopper", "size=smoke"])
-    task = Task(cfg.env.name)
-    learner = build(cfg, task.observation_size, task.action_size, torch.device("cpu"))
+    learner, normaliser = build(cfg, 11, 3, torch.device("cpu")), RunningNormaliser(11)
     assert learner.target_entropy == -1.5
-    normaliser = RunningNormaliser(11)
-    normaliser.update(np.random.default_rng(0).normal(3.0, 5.0, (100, 11)))
-    observations = np.random.default_rng(1).normal(3.0, 5.0, (4, 11))
-    inputs = torch.from_numpy(normaliser.normalise(observations))
-    mean, log_std = learner.actor(inputs)
-    greedy = mean_policy(learner, normaliser)(observations)
-    np.testing.assert_allclose(greedy, torch.tanh(mean).detach(), rtol=1e-6)
+    before, *observations = np.random.default_rng(3).normal(3.0, 5.0, (3, 100, 11))
+    normaliser.update(before)
+    inputs, following = (torch.from_numpy(normaliser.normalise(each)) for each in observations)
+    with torch.no_grad():
+        mean, log_std = learner.actor(inputs)
+    greedy = mean_policy(learner, normaliser)(observations[0])
+    np.testing.assert_allclose(greedy, mean.tanh(), rtol=1e-6)
     noise = torch.randn(1, 3, generator=torch.Generator().manual_seed(5))
-    action = explore(learner, normaliser, observations[0], torch.Generator().manual_seed(5))
-    expected = torch.tanh(mean[:1] + log_std[:1].exp() * noise)[0].detach()
-    np.testing.assert_allclose(action, expected, rtol=1e-5)
+    action = explore(learner, normaliser, observations[0][0], torch.Generator().manual_seed(5))
+    np.testing.assert_allclose(action, (mean[0] + log_std[0].exp() * noise[0]).tanh(), rtol=1e-5)
     assert np.abs(action - greedy[0]).max() > 1e-3
-    raw = torch.from_numpy(observations).float()
-    batch = normaliser.batch(Batch(raw, torch.zeros(4, 3), torch.zeros(4), raw + 1, torch.zeros(4)))
-    torch.testing.assert_close(batch.observations, inputs)
-    following = torch.from_numpy(normaliser.normalise(observations + 1))
-    torch.testing.assert_close(batch.next_observations, following)
+    raw, later = (torch.from_numpy(each).float() for each in observations)
+    batch = normaliser.batch(Batch(raw, raw, raw, later, raw))
+    torch.testing.assert_close((batch.observations, batch.next_observations), (inputs, following))
 
 
 def test_a_task_whose_state_cannot_be_saved_runs_without_trunk_and_checkpoints(tmp_path):
@@ -160,13 +154,3 @@ def test_paper_settings_number_by_number(task, fidelity):
     }  # fmt: skip
     differing = [key for key, value in released.items() if OmegaConf.select(cfg, key) != value]
     fidelity("reference", f"fig4b_{task}", "settings that differ from the released script", len(differing), 0)
-
-
-@pytest.mark.parametrize("size, task", [("paper", "walk"), ("smoke", "balance_simple"), ("small", "run")])
-def test_the_two_bodies_are_two_experiments_that_differ_in_nothing_else(size, task):
-    """So a run folder, which bears the experiment's name, never holds returns of both."""
-    meshes = compose_config("sac", [f"experiment=fig4b_{task}", f"size={size}"])
-    capsules = compose_config("sac", [f"experiment=fig4b_{task}_primitive", f"size={size}"])
-    assert (meshes.env.name, capsules.env.name) == (f"h1-{task}-v0", f"h1-{task}-primitive-v0")
-    parts = [{k: v for k, v in cfg.items() if k not in ("env", "experiment")} for cfg in (meshes, capsules)]
-    assert parts[0] == parts[1] and meshes.env.action_repeat == capsules.env.action_repeat == 2

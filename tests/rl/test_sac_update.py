@@ -6,6 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import grad
 from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 from torch.nn.functional import layer_norm, linear, relu
@@ -32,18 +33,20 @@ def learner(seed: int = 0) -> Learner:
     return Learner(actor, critics, target, *others)
 
 
+def drawn(seed: int) -> dict:
+    return {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
+
+
 def batch(seed: int = 1) -> Batch:
-    draw = torch.Generator().manual_seed(seed)
-    observations, following = torch.randn(2, SIZE, OBSERVATIONS, generator=draw, dtype=torch.float64)
-    actions = torch.rand(SIZE, ACTIONS, generator=draw, dtype=torch.float64) * 2 - 1
-    rewards = torch.randn(SIZE, generator=draw, dtype=torch.float64)
+    how = drawn(seed)
+    observations, following = torch.randn(2, SIZE, OBSERVATIONS, **how)
+    actions, rewards = torch.rand(SIZE, ACTIONS, **how) * 2 - 1, torch.randn(SIZE, **how)
     ended = torch.tensor([0, 1, 0, 0, 1, 0], dtype=torch.float64)
     return Batch(observations, actions, rewards, following, ended)
 
 
 def noise(seed: int = 2) -> Tensor:
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randn(2, SIZE, ACTIONS, generator=draw, dtype=torch.float64)
+    return torch.randn(2, SIZE, ACTIONS, **drawn(seed))
 
 
 def one_critic(weights: dict[str, Tensor], index: int, observations: Tensor, actions: Tensor) -> Tensor:
@@ -64,48 +67,39 @@ def draw_action(actor: Actor, observations: Tensor, noise: Tensor) -> tuple[Tens
     return action, squashed.log_prob(action)
 
 
-def adamw_first_step(
-    parameters: dict[str, Tensor], gradients: tuple[Tensor, ...], decay: float
-) -> dict[str, Tensor]:
-    # At the first step the bias-corrected moments are g and g^2.
-    return {
-        name: p * (1 - RATE * decay) - RATE * g / (g.abs() + 1e-8)
-        for (name, p), g in zip(parameters.items(), gradients, strict=True)
-    }
+def after_adamw(loss: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights after a first step, at which the bias-corrected moments are g and g^2."""
+    step = {name: g / (g.abs() + 1e-8) for name, g in zip(weights, grad(loss, list(weights.values())))}
+    return {name: (p * (1 - RATE * DECAY) - RATE * step[name]).detach() for name, p in weights.items()}
 
 
 def test_one_update_equals_the_reference(fidelity):
     ours, data, eps = learner(), batch(), noise()
     actor, alpha = deepcopy(ours.actor), ours.temperature().item()
-    critics = {name: p.detach().clone().requires_grad_() for name, p in ours.critics.named_parameters()}
-    targets = {name: p.detach().clone() for name, p in ours.target.named_parameters()}
+    critics, targets = (dict(deepcopy(net).named_parameters()) for net in (ours.critics, ours.target))
 
     action, log_density = draw_action(actor, data.observations, eps[0])
     lowest = torch.minimum(*(one_critic(critics, i, data.observations, action) for i in range(2)))
     actor_loss = (alpha * log_density - lowest).mean()
-    actor_names = dict(actor.named_parameters())
-    new_actor = adamw_first_step(
-        actor_names, torch.autograd.grad(actor_loss, list(actor_names.values())), DECAY
-    )
+    new_actor = after_adamw(actor_loss, dict(actor.named_parameters()))
+    actor.load_state_dict(new_actor)
     entropy = -log_density.mean().item()
     new_log_alpha = math.log(alpha) - RATE * math.copysign(1, entropy - TARGET_ENTROPY)
-    actor.load_state_dict({name: value.detach() for name, value in new_actor.items()})
 
     with torch.no_grad():
         following, density = draw_action(actor, data.next_observations, eps[1])
         values = torch.minimum(*(one_critic(targets, i, data.next_observations, following) for i in range(2)))
-        wanted = data.rewards + DISCOUNT * (1 - data.terminated) * (
-            values - math.exp(new_log_alpha) * density
-        )
+        soft = values - math.exp(new_log_alpha) * density
+        wanted = data.rewards + DISCOUNT * (1 - data.terminated) * soft
     errors = [one_critic(critics, i, data.observations, data.actions) - wanted for i in range(2)]
     critic_loss = (errors[0] ** 2 + errors[1] ** 2).mean()
-    new_critics = adamw_first_step(critics, torch.autograd.grad(critic_loss, list(critics.values())), DECAY)
+    new_critics = after_adamw(critic_loss, critics)
 
     told = update(ours, data, eps)
     assert told["actor_loss"].item() == pytest.approx(actor_loss.item(), rel=1e-9)
     assert told["critic_loss"].item() == pytest.approx(critic_loss.item(), rel=1e-9)
     assert ours.temperature.log_alpha.item() == pytest.approx(new_log_alpha, rel=1e-6)
-    slow = {name: (1 - TAU) * targets[name] + TAU * new_critics[name].detach() for name in targets}
+    slow = {name: (1 - TAU) * old + TAU * new_critics[name] for name, old in targets.items()}
     for what, net, wanted in (
         ("actor", ours.actor, new_actor),
         ("critics", ours.critics, new_critics),
@@ -117,23 +111,17 @@ def test_one_update_equals_the_reference(fidelity):
 
 
 def test_the_gradient_of_a_penalty_joins_that_of_each_network():
-    """Gradient descent with rate 1: under a penalty c/2 ||p||^2 every parameter ends c p lower than without it."""
-    changes = []
+    """Under a penalty c/2 ||p||^2 every gradient is larger by c p than without it."""
+    gradients = []
     for coefficient in (0.0, 0.25):
         ours = learner()
         ours.discount = 0.0  # the critics' target is the reward, whatever the actor has become
-        for name in ("actor", "critics"):
-            ours.optimizers[name] = torch.optim.SGD(ours.trained[name], lr=1.0)
         both = ours.trained["actor"] + ours.trained["critics"]
-        start = [p.detach().clone() for p in both]
-
-        def penalty(c: float = 0.5 * coefficient, parameters: list[Tensor] = both) -> Tensor:
-            return c * sum(p.square().sum() for p in parameters)
-
-        update(ours, batch(), noise(), penalty())
-        changes.append([p.detach() for p in both])
-    for without, under, before in zip(*changes, start, strict=True):
-        torch.testing.assert_close(under, without - 0.25 * before)
+        start = deepcopy(both)
+        update(ours, batch(), noise(), 0.5 * coefficient * sum(p.square().sum() for p in both))
+        gradients.append([p.grad for p in both])
+    for without, under, before in zip(*gradients, start, strict=True):
+        torch.testing.assert_close(under, without + 0.25 * before.detach())
 
 
 def test_bf16_updates_stay_near_float32_ones():
@@ -175,15 +163,13 @@ def test_bf16_values_far_from_zero_are_not_rounded_to_half_units():
 
 def test_gradients_are_complete_before_each_step_and_stay_until_the_next_update():
     """Zeroed before the step of its network, a gradient moves nothing, but the other network is trained."""
-    ours = learner()
-    start = {name: [p.detach().clone() for p in ours.trained[name]] for name in ours.trained}
-    for group in ours.optimizers["actor"].param_groups:
-        group["weight_decay"] = 0.0
-    seen = []
+    ours, seen = learner(), []
+    start = deepcopy(ours.trained)
+    ours.optimizers["actor"].param_groups[0]["weight_decay"] = 0.0
 
     def before_step(name: str) -> None:
         assert all(p.grad.abs().sum() > 0 for p in ours.trained[name] if p.ndim > 1)
-        assert all(torch.equal(p, old) for p, old in zip(ours.trained[name], start[name]))
+        assert all(map(torch.equal, ours.trained[name], start[name]))
         seen.append(name)
         if name == "actor":
             for p in ours.trained["actor"]:
@@ -191,8 +177,8 @@ def test_gradients_are_complete_before_each_step_and_stay_until_the_next_update(
 
     update(ours, batch(), noise(), before_step=before_step)
     assert seen == ["actor", "critics"]
-    assert all(torch.equal(p, old) for p, old in zip(ours.trained["actor"], start["actor"]))
-    assert not any(torch.equal(p, old) for p, old in zip(ours.trained["critics"], start["critics"]))
+    assert all(map(torch.equal, ours.trained["actor"], start["actor"]))
+    assert not any(map(torch.equal, ours.trained["critics"], start["critics"]))
     assert all(p.grad is not None for name in ("actor", "critics") for p in ours.trained[name])
 
 

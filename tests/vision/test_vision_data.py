@@ -37,18 +37,16 @@ def fashion():
 def test_shipped_subset_is_balanced_small_and_licensed(fashion):
     assert fashion.train_labels.bincount().tolist() == [1000] * 10
     assert fashion.test_labels.bincount().tolist() == [200] * 10
-    parts = (fashion.train_images, fashion.test_images)
-    assert [images.shape[1:] for images in parts] == [(1, 28, 28)] * 2
-    train, test = ({image.numpy().tobytes() for image in part} for part in parts)
+    assert fashion.train_images.shape[1:] == fashion.test_images.shape[1:] == (1, 28, 28)
+    train, test = ({*map(bytes, part.numpy())} for part in (fashion.train_images, fashion.test_images))
     assert not train & test
 
 
 def test_normalisation_uses_the_training_statistics_for_both_sets(fashion):
-    pixels = fashion.train_images.double() / 255
-    torch.testing.assert_close(fashion.mean[0].double(), pixels.mean(), atol=1e-6, rtol=0)
-    torch.testing.assert_close(fashion.std[0].double(), pixels.std(correction=0), atol=1e-6, rtol=0)
-    some = fashion.test_images[:50]
-    test = (some.double() / 255 - pixels.mean()) / pixels.std(correction=0)
+    pixels, some = fashion.train_images.double() / 255, fashion.test_images[:50]
+    mean, std = pixels.mean(), pixels.std(correction=0)
+    assert (fashion.mean.item(), fashion.std.item()) == pytest.approx((mean.item(), std.item()), abs=1e-6)
+    test = (some.double() / 255 - mean) / std
     torch.testing.assert_close(fashion.normalise(some).double(), test, atol=1e-5, rtol=1e-5)
     mean, std = pixel_statistics(torch.full((3, 1, 2, 2), 51, dtype=torch.uint8))
     assert mean.item() == pytest.approx(0.2) and std.item() == 1.0  # a constant channel becomes 0
@@ -62,21 +60,15 @@ def test_the_first_classes_are_those_of_the_data_set_alone(fashion) -> None:
 
 
 def test_sizes_and_channels():
-    plain, padded, small, large = (
-        load("fashion_mnist", train_per_class=2, test_per_class=1, **shape)
-        for shape in (
-            {},
-            {"image_size": 32, "channels": 3},
-            {"image_size": 14},
-            {"image_size": 56, "fit": "resize"},
-        )
-    )
+    few = partial(load, "fashion_mnist", train_per_class=2, test_per_class=1)
+    plain, padded = few(), few(image_size=32, channels=3)
     assert padded.train_images.shape == (20, 3, 32, 32)
     assert torch.equal(padded.train_images[:, 2, 2:30, 2:30], plain.train_images[:, 0])
     assert padded.train_images[:, :, :2].sum() == 0 and padded.mean[0] < plain.mean[0]
-    average = plain.train_images.float().mean()
-    for images, size in ((small, 14), (large, 56)):
-        assert images.train_images.shape[-1] == size and abs(images.train_images.float().mean() - average) < 2
+    for size, settings in ((14, {}), (56, {"fit": "resize"})):
+        images = few(image_size=size, **settings).train_images
+        assert images.shape[-1] == size
+        assert abs(images.float().mean() - plain.train_images.float().mean()) < 2
 
 
 def md5(path):
@@ -91,22 +83,18 @@ def refused(words, name, folder=None, **settings):
     str(caught.value).encode()  # can be written into a file, also where a name is not UTF-8
 
 
-def write_idx(path, array):
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(header + array.tobytes()))
-
-
 def test_full_fashion_mnist_from_files_put_into_the_data_folder(tmp_path, monkeypatch):
     name = "fashion_mnist_full"
     pictures = np.random.default_rng(0).integers(0, 256, (30, 28, 28), dtype=np.uint8)
     labels = (np.arange(30) % 10).astype(np.uint8)
     raw = tmp_path / name / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
     for part, count in (("train", 30), ("t10k", 10)):
-        write_idx(raw / f"{part}-images-idx3-ubyte.gz", pictures[:count])
-        write_idx(raw / f"{part}-labels-idx1-ubyte.gz", labels[:count])
-    theirs, files = import_torchvision().datasets.FashionMNIST, sorted(raw.iterdir())
-    monkeypatch.setattr(theirs, "resources", [(file.name, md5(file)) for file in files])
+        for kind, array in (("images-idx3", pictures[:count]), ("labels-idx1", labels[:count])):
+            header = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+            (raw / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes()))
+    known = [(file.name, md5(file)) for file in raw.iterdir()]
+    monkeypatch.setattr(import_torchvision().datasets.FashionMNIST, "resources", known)
     images = load(name, root=tmp_path)
     assert np.array_equal(images.train_images[:, 0].numpy(), pictures)
     assert images.test_labels.tolist() == labels[:10].tolist() and images.classes == 10
@@ -117,35 +105,28 @@ def test_full_fashion_mnist_from_files_put_into_the_data_folder(tmp_path, monkey
     refused(f"{name} cannot be had .* delete {raw.parents[1]}", name, root=tmp_path)
 
 
-def write_cifar(folder, monkeypatch, classes):
-    """A small CIFAR as published below `folder`; the MD5 sums that torchvision knows become those of its files."""
-    theirs = getattr(import_torchvision().datasets, f"CIFAR{classes}")
-    inner = folder / theirs.base_folder
-    inner.mkdir(parents=True)
-    batches = {}
-    for seed, (name, _) in enumerate(theirs.train_list + theirs.test_list):
-        rows = np.random.default_rng(seed).integers(0, 256, (classes, 3072), dtype=np.uint8)
-        labels = {"labels" if classes == 10 else "fine_labels": list(range(classes))}
-        batches[name] = {"data": rows} | labels
-        (inner / name).write_bytes(pickle.dumps(batches[name], protocol=2))
-    names = {theirs.meta["key"]: [f"class {i}" for i in range(classes)]}
-    meta = inner / theirs.meta["filename"]
-    meta.write_bytes(pickle.dumps(names, protocol=2))
-    for part in ("train_list", "test_list"):
-        monkeypatch.setattr(theirs, part, [[name, md5(inner / name)] for name, _ in getattr(theirs, part)])
-    monkeypatch.setattr(theirs, "meta", theirs.meta | {"md5": md5(meta)})
-    return inner, batches
-
-
 @pytest.mark.parametrize("classes", [10, 100])
 def test_cifar_as_published(tmp_path, monkeypatch, classes):
-    inner, batches = write_cifar(tmp_path / "somewhere", monkeypatch, classes)
-    *train, test = batches.values()
-    expected = np.concatenate([batch["data"] for batch in train]).reshape(-1, 3, 32, 32)
-    images = load(f"cifar{classes}", inner.parent)
-    assert np.array_equal(images.train_images.numpy(), expected)
+    """The MD5 sums that torchvision knows become those of small files."""
+    theirs = getattr(import_torchvision().datasets, f"CIFAR{classes}")
+    inner, pictures = tmp_path / theirs.base_folder, []
+    inner.mkdir()
+    for part in ("train_list", "test_list"):
+        for name, _ in getattr(theirs, part):
+            drawn = np.random.default_rng(len(pictures)).integers(0, 256, (classes, 3072), dtype=np.uint8)
+            pictures.append(drawn)
+            content = {"data": drawn, "labels" if classes == 10 else "fine_labels": [*range(classes)]}
+            (inner / name).write_bytes(pickle.dumps(content, protocol=2))
+        monkeypatch.setattr(theirs, part, [[name, md5(inner / name)] for name, _ in getattr(theirs, part)])
+    meta = inner / theirs.meta["filename"]
+    meta.write_bytes(pickle.dumps({theirs.meta["key"]: [f"class {i}" for i in range(classes)]}, protocol=2))
+    monkeypatch.setattr(theirs, "meta", theirs.meta | {"md5": md5(meta)})
+    *train, test = pictures
+    images = load(f"cifar{classes}", tmp_path)
+    assert np.array_equal(images.train_images.flatten(1).numpy(), np.concatenate(train))
+    assert images.train_images.shape[1:] == (3, 32, 32)
     assert images.train_labels.tolist() == list(range(classes)) * len(train)
-    assert np.array_equal(images.test_images.flatten(1).numpy(), test["data"])
+    assert np.array_equal(images.test_images.flatten(1).numpy(), test)
     assert images.classes == classes
 
 
@@ -204,16 +185,15 @@ def test_image_folder_of_any_size(tmp_path):
 def test_class_folders_are_decoded_once_and_again_when_files_change(tmp_path, monkeypatch):
     folder = folder_of_pictures(tmp_path / "pets")
     settings = {"image_size": 8, "channels": 1, "cache": tmp_path / "cache"}
-    first = read_class_folders(folder, **settings)
-    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("decoded again"))
-    again = read_class_folders(folder, **settings)
-    assert np.array_equal(first.train[0], again.train[0])
-    moved = folder.rename(tmp_path / "moved")
-    assert np.array_equal(first.train[0], read_class_folders(moved, **settings).train[0])
-    monkeypatch.undo()
+    first, _ = read_class_folders(folder, **settings).train
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "open", lambda *_, **__: pytest.fail("decoded again"))
+        assert torch.equal(first, read_class_folders(folder, **settings).train[0])
+        moved = folder.rename(tmp_path / "moved")
+        assert torch.equal(first, read_class_folders(moved, **settings).train[0])
     Image.new("RGB", (30, 30), (77, 77, 77)).save(moved / "train" / "cat" / "0.png")
-    changed = read_class_folders(moved, **settings)
-    assert changed.train[0][0, 0, 0, 0] == 77 and first.train[0][0, 0, 0, 0] != 77
+    changed, _ = read_class_folders(moved, **settings).train
+    assert changed[0, 0, 0, 0] == 77 and first[0, 0, 0, 0] != 77
 
 
 def test_a_published_data_set_as_class_folders_keeps_its_name_and_size(tmp_path):
@@ -231,25 +211,19 @@ def test_a_published_data_set_as_class_folders_keeps_its_name_and_size(tmp_path)
     refused("has 2 class folders in train, cifar10 has 10: use data=image_folder", "cifar10", fewer)
 
 
-def postscript(path):
-    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n")
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n"
+HOSTILE = {  # what is said of a file, and how it is written
+    "cannot be decoded": lambda path: path.write_bytes(POSTSCRIPT),
+    "cannot be decoded .*exceeds limit": lambda path: Image.new("1", (13_000, 13_000)).save(path, "PNG"),
+    "more than 8 bits a channel": lambda path: Image.new("I;16", (8, 8), 40 * 256).save(path, "PNG"),
+}
 
 
-@pytest.mark.parametrize(
-    "make, words",
-    [
-        (postscript, "cannot be decoded"),
-        (
-            lambda path: Image.new("1", (13_000, 13_000)).save(path, "PNG"),
-            "cannot be decoded .*exceeds limit",
-        ),
-        (lambda path: Image.new("I;16", (8, 8), 40 * 256).save(path, "PNG"), "more than 8 bits a channel"),
-    ],
-)
-def test_hostile_pictures_are_one_line(tmp_path, monkeypatch, make, words):
+@pytest.mark.parametrize("words", HOSTILE)
+def test_hostile_pictures_are_one_line(tmp_path, monkeypatch, words):
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a program was started"))
     folder = folder_of_pictures(tmp_path / "pets")
-    make(folder / "train" / "cat" / os.fsdecode(b"caf\xe9.jpg"))
+    HOSTILE[words](folder / "train" / "cat" / os.fsdecode(b"caf\xe9.jpg"))
     refused(words, "image_folder", folder, root=tmp_path, image_size=8)
     assert not list((tmp_path / "decoded").glob("*.pt"))
 
@@ -293,9 +267,8 @@ def numbers(count=200, classes=10):
     """A data set whose pictures are their own index."""
     index = torch.arange(count)
     pixels = torch.stack([index // 256, index % 256, index * 0, index * 0 + 1], 1)
-    pictures, labels = pixels.view(-1, 1, 2, 2).to(torch.uint8), index % classes
-    images = (pictures, labels, pictures, labels)
-    return Images("numbers", *images, classes, torch.zeros(1), torch.ones(1))
+    both = [pixels.view(-1, 1, 2, 2).to(torch.uint8), index % classes] * 2
+    return Images("numbers", *both, classes, torch.zeros(1), torch.ones(1))
 
 
 def test_ten_classes_in_four_stages_show_all_among_their_first_images():
@@ -310,26 +283,21 @@ def test_ten_classes_in_four_stages_show_all_among_their_first_images():
 
 
 def test_replay_keeps_the_same_share_of_every_old_class():
-    images = numbers()
-    whole, phases, nothing, everything = (
-        make_phases("class_incremental", images, 1, stages=5, **replay)
-        for replay in ({}, {"replay": 0.25}, {"replay": 0.0}, {"replay": 1.0})
-    )
-    for before, after in pairwise(phases):
+    make = partial(make_phases, "class_incremental", numbers(), 1, stages=5)
+    whole, everything = make(), make(replay=1.0)
+    for before, after in pairwise(make(replay=0.25)):
         assert set(after.seen.tolist()) == set(before.seen.tolist()) | set(after.new.tolist())
         old, counts = torch.isin(after.labels, before.seen), torch.bincount(after.labels, minlength=10)
         assert set(counts[before.seen].tolist()) == {5} and set(counts[after.new].tolist()) == {20}
         assert set(after.indices[old].tolist()) <= set(before.indices.tolist())
-    assert all(torch.equal(p.labels.unique(), p.new) for p in nothing)
+    assert all(torch.equal(p.labels.unique(), p.new) for p in make(replay=0.0))
     assert all(torch.equal(a.indices, b.indices) for a, b in zip(everything, whole, strict=True))
     assert whole[1].new is None
 
 
 def test_replay_in_continual_keeps_the_same_share_of_every_earlier_stage():
-    whole, phases, everything = (
-        make_phases("continual", numbers(), 1, stages=4, **replay)
-        for replay in ({}, {"replay": 0.1}, {"replay": 1.0})
-    )
+    make = partial(make_phases, "continual", numbers(), 1, stages=4)
+    whole, phases, everything = make(), make(replay=0.1), make(replay=1.0)
     assert [len(p) for p in phases] == [50, 55, 60, 65]
     sets = [set(phase.indices.tolist()) for phase in phases]
     fresh = [set(b.indices.tolist()) - set(a.indices.tolist()) for a, b in pairwise(whole)]
@@ -341,8 +309,7 @@ def test_replay_in_continual_keeps_the_same_share_of_every_earlier_stage():
 def test_random_labels_are_fresh_on_fresh_images():
     images = numbers()
     tasks = make_phases("random_label", images, 1, tasks=5, count=50, epochs=2)
-    seen = torch.cat([t.indices for t in tasks[:4]])
-    assert len(seen.unique()) == 200  # none twice before all came once
+    assert len(torch.cat([t.indices for t in tasks[:4]]).unique()) == 200  # none twice before all came once
     assert not torch.equal(tasks[4].indices, tasks[0].indices)  # then another shuffle begins
     assert all(len(t.indices.unique()) == 50 for t in tasks)
     agreement = torch.cat([t.labels == images.train_labels[t.indices] for t in tasks]).float()

@@ -20,22 +20,14 @@ def test_the_queries_and_keys_of_vit_tiny_are_24_layers():
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_layer_norm_of_the_small_nets_comes_before_each_relu(name):
-    """Its values have mean 0 and variance 1 in every sample; without it the nets are those of before."""
+    """One group of all values of a sample; without it the nets are those of before."""
     plain, normed = (build(name, classes=3, channels=1, **SMALL[name], norm=norm) for norm in (None, "layer"))
     assert not any(isinstance(module, nn.GroupNorm) for module in plain.modules())
     modules = [module for module in normed.modules() if isinstance(module, nn.GroupNorm | nn.ReLU)]
     assert [type(module) for module in modules] == [nn.GroupNorm, nn.ReLU] * (len(modules) // 2)
     assert len(modules) == 2 * sum(isinstance(module, nn.ReLU) for module in plain.modules())
-    for module in modules[::2]:
-
-        def hook(module, inputs, output):
-            values = output.detach().flatten(1)
-            torch.testing.assert_close(values.mean(1), torch.zeros(4), atol=1e-5, rtol=0)
-            torch.testing.assert_close(values.var(1, correction=0), torch.ones(4), atol=1e-2, rtol=0)
-
-        module.register_forward_hook(hook)
-    size = SMALL[name]["image_size"]
-    assert normed(torch.randn(4, 1, size, size)).shape == (4, 3)
+    assert all(module.num_groups == 1 for module in modules[::2])
+    assert normed(torch.randn(4, 1, 14, 14)).shape == (4, 3)
     with pytest.raises(UserError, match="norm='layer'"):
         build("resnet18", classes=3, channels=1, image_size=8, norm="layer")
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from composed import compose_config
 from omegaconf import OmegaConf
+from tiny_nets import linear
 from torch import nn
 from training_scripts import ROOT, Script, metrics_of
 
@@ -38,14 +39,12 @@ def test_with_replay_old_and_new_classes_are_logged_apart(tmp_path):
 
 def test_the_pass_for_new_statistics_leaves_the_net_as_it_was():
     """An image is 10 or 14, and its class is told by the sign after batch norm: by the old mean, 0, both are of class 1."""
-    layers = nn.BatchNorm2d(1), nn.Dropout(0.1), nn.Flatten(), nn.Linear(1, 2), nn.BatchNorm1d(2)
-    net = nn.Sequential(*layers).train()
-    net[4].eval()  # a frozen one
-    net[3].load_state_dict({"weight": torch.tensor([[-1.0], [1.0]]), "bias": torch.zeros(2)})
+    frozen = nn.BatchNorm1d(2).eval()
+    layers = nn.BatchNorm2d(1), nn.Dropout(0.1), nn.Flatten(), linear([[-1.0], [1.0]], [0.0, 0.0]), frozen
+    net = nn.Sequential(*layers)
     pixels = torch.tensor([10, 14] * 4, dtype=torch.uint8).view(8, 1, 1, 1)
     labels = torch.tensor([0, 1] * 4)
-    arrays = pixels, labels, pixels, labels
-    images = Images("two", *arrays, 2, torch.zeros(1), torch.tensor([1 / 255]))
+    images = Images("two", pixels, labels, pixels, labels, 2, torch.zeros(1), torch.tensor([1 / 255]))
     phase = PhaseData(0, "all", torch.arange(8), labels, epochs=1)
     curriculum = Mock(return_value=[(images.normalise(pixels), labels)], images=images, phase=phase)
     curriculum.cfg = OmegaConf.create({"eval_batch_size": 5, "precision": "fp32"})
