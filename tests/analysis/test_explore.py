@@ -17,13 +17,6 @@ LEVELS = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "brand_new": 0.72}
 HOSTILE = "x</script><script>document.title='taken'</script><img src=y onerror=\"document.title='taken'\">"
 
 
-@pytest.fixture(scope="module")
-def page(root: Path) -> Path:
-    pytest.importorskip("vl_convert")
-    assert command.main(["explore", "--root", str(root)]) == 0
-    return root / "explore.html"
-
-
 @pytest.fixture
 def fire(tmp_path: Path) -> Results:
     """One method with two seeds."""
@@ -103,7 +96,10 @@ def test_only_returns_have_the_level_of_random_actions(results: Results) -> None
     assert levels == beside | {"fig4a_asterix": {6, None}}  # the mean of 3, 6 and 9
 
 
-def test_the_page_is_one_file(page: Path) -> None:
+def test_the_page_is_one_file(root: Path) -> None:
+    pytest.importorskip("vl_convert")
+    assert command.main(["explore", "--root", str(root)]) == 0
+    page = root / "explore.html"
     html = re.sub(r"<script>.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     loaded = re.findall(r"""(?:src|href|action)\s*=\s*["']?([^"'\s>]+)|url\(([^)]*)\)|@import""", html)
     assert loaded == [("data:,", "")]
