@@ -234,8 +234,8 @@ def test_a_cap_is_judged_when_all_fresh_seeds_are_done_and_the_premise_holds(tmp
 
 def test_figures_are_the_same_bytes_twice_and_say_where_they_come_from(root, tmp_path):
     for name in ("a", "b"):
-        given = f"figures fig2 --root {root} --out {tmp_path / name} --formats svg,png".split()
-        assert command.main(given) == 0
+        given = f"figures fig2 --root {root} --out {tmp_path / name} --formats svg,png"
+        assert command.main(given.split()) == 0
     for ending in ("svg", "png", "md"):
         first, second = ((tmp_path / name / f"fig2-small.{ending}").read_bytes() for name in ("a", "b"))
         assert first == second and b"commit: 0123456789" in first
@@ -294,7 +294,7 @@ def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
     assert text.index("figure: ") < text.index("FIRE > none (continue): holds")
     assert command.main([*given, "--seeds", "1,2,3,4", "--methods", "none,fire"]) == 1
     assert "random_label fire seed 4: missing" in capsys.readouterr().err
-    write_run(tmp_path / "runs", "fig3_x", "none", 1, [{"phase": 0, "step": 1, "speed": 1.0}])
+    write_run(tmp_path / "runs", "fig3_x", "none", 1, [{"phase": 0, "step": 1, "speed": 1.0}], protocol="")
     (write_run(tmp_path / "runs", "fig3_x", "fire", 1, [], end="FAILED") / "FAILED").write_text("")
     assert command.main(["tables", "--experiment", "fig3_x", "--root", str(tmp_path / "runs")]) == 1
     assert "no known measure" in capsys.readouterr().err

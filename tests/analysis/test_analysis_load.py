@@ -133,15 +133,16 @@ def test_command_is_the_runs_own_without_what_belongs_to_one_machine():
         "command": "train.py -m experiment=e size=small method=none,fire seed=1,2 method.iterations=5,20",
         "overrides": ["corpus.a.folder=/somewhere", "method.iterations=20", "optimizer_state=keep"],
     }  # fmt: skip
-    start = "python rl/dqn/train.py experiment=e size=small method=fire "
-    assert command_of(meta) == f"{start}corpus.a.folder=FOLDER method.iterations=20 optimizer_state=keep"
+    assert command_of(meta) == (
+        "python rl/dqn/train.py experiment=e size=small method=fire corpus.a.folder=FOLDER method.iterations=20 "
+        "optimizer_state=keep"
+    )
 
 
-def test_an_export_is_read_back_and_replaces_the_same_runs_alone(root, tmp_path):
-    other, out = tmp_path / "other", tmp_path / "out"
+def test_an_export_is_read_back_and_keeps_other_experiments(root, tmp_path):
+    out = tmp_path / "out"
     for seed in (1, 2):
         write_run(root, "random_label", "none", seed, task_lines([0.5] * 4, seed))
-    write_run(other, "random_label", "none", 2, task_lines([0.75] * 4, 2))
     results = load(root)
     paths = export(results, out)
     again = load_exported(out)
@@ -151,7 +152,8 @@ def test_an_export_is_read_back_and_replaces_the_same_runs_alone(root, tmp_path)
     before = {path: path.read_bytes() for path in paths}
     export(results.select(experiment="random_label"), out)
     assert {path: path.read_bytes() for path in paths} == before
-    export(load(other), out)
+    write_run(tmp_path / "other", "random_label", "none", 2, task_lines([0.75] * 4, 2))
+    export(load(tmp_path / "other"), out)  # which replaces the same run alone
     again = load_exported(out).select(experiment="random_label")
     ends = again.metrics.groupby(["label", "seed"])["value"].last()
     assert ends.to_dict() == {("none", 1): 0.501, ("none", 2): 0.752} and len(again.runs) == 2
