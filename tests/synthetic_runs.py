@@ -13,23 +13,24 @@ COMMIT = "0123456789abcdef"
 
 def write_run(
     root: Path, experiment: str, label: str, seed: int, lines: list[dict], *, size: str = "small",
-    data: str = "fashion_mnist", protocol: str = "warm_start", end: str | None = "DONE", commit: str = COMMIT,
-    boundary: dict | None = None,
+    data: str = "fashion_mnist", end: str | None = "DONE", boundary: dict | None = None, **told: object,
 ) -> Path:  # fmt: skip
-    """One run folder; `end` is the marker file, None leaves the run unfinished."""
+    """One run folder; `end` is the marker file, None leaves the run unfinished; `told` is more of meta.json."""
     folder = root / experiment / size / label / f"seed_{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     changes = label.split("-")[1:]
     overrides = [text if "." in text.partition("=")[0] else f"method.{text}" for text in changes]
     meta = {
-        "commit": commit, "dirty": False, "versions": {"torch": "2.13.0"},
+        "commit": COMMIT, "dirty": False, "versions": {"torch": "2.13.0"},
         "hardware": "test processor, 2 cores",
         "command": f"python vision/train.py experiment={experiment} size={size} method={label} seed={seed}",
         "started": "2026-01-01T00:00:00", "experiment": experiment, "size": size,
         "method": label.partition("-")[0], "overrides": overrides, "label": label, "seed": seed, "data": data,
         "domain": "vision",
     }  # fmt: skip
-    (folder / "meta.json").write_text(json.dumps(meta))
+    (folder / "meta.json").write_text(json.dumps(meta | told))
+    protocol = "" if experiment.startswith(("fig3", "fig4")) else "warm_start"
+    protocol = experiment if experiment in ("random_label", "label_noise") else protocol
     (folder / "config.yaml").write_text(f"protocol: {{name: {protocol}}}\nseed: {seed}\n")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "timing.jsonl").write_text(json.dumps({"seconds": 1.5, "phase": 0}) + "\n")
@@ -48,6 +49,12 @@ def warm_start_lines(level: float, seed: int, epochs: int = 10) -> list[dict]:
         line = {"phase": phase, "epoch": epoch, "step": (phase * epochs + epoch) * 10}
         lines.append(line | {"test_accuracy": float(rise * (0.7 + 0.3 * phase))})
     return lines
+
+
+def write_runs(root: Path, experiment: str, levels: dict[str, float], seeds=(1, 2), **options) -> None:
+    """A warm start of each label and seed, with its level."""
+    for label, seed in itertools.product(levels, seeds):
+        write_run(root, experiment, label, seed, warm_start_lines(levels[label], seed), **options)
 
 
 def task_lines(levels: list[float], seed: int) -> list[dict]:

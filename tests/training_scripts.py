@@ -13,8 +13,7 @@ from harness.config import compose, resolve
 from harness.domains import find
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = {"vision": "vision", "language": "language", "dqn": "rl/dqn", "sac": "rl/sac"}
-SCRIPTS = {name: f"{folder}/train.py" for name, folder in FOLDERS.items()}
+SCRIPTS = {name.split("/")[-1]: f"{name}/train.py" for name in ("vision", "language", "rl/dqn", "rl/sac")}
 SMALLEST = {
     "vision": ["experiment=label_noise", "protocol.epochs=[1,2]", "batch_size=20", "metrics_samples=32"],
     "language": ["experiment=fig3_best", "boundary.fork=last", "eval_windows=2"],

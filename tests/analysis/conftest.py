@@ -1,7 +1,9 @@
 """Runs of four experiments with known numbers, which the tests of figures, tables and of the explorer read."""
 
+import itertools
+
 import pytest
-from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
+from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run, write_runs
 
 from analysis.runs import load
 
@@ -11,17 +13,15 @@ LEVELS = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "shrink_perturb": 0.75, 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    for label, level in LEVELS.items():
-        for seed in (1, 2, 3):
-            lines = warm_start_lines(level + 0.001 * (label == "fire") * seed, seed)
-            write_run(folder, "fig2a_cifar10_resnet18", label, seed, lines, boundary=moved(label))
-            tasks = task_lines([0.9 - 0.04 * k * (label == "none") for k in range(20)], seed)
-            write_run(folder, "random_label", label, seed, tasks, protocol="random_label")
-            write_run(folder, "fig3_best", label, seed, losses(level, seed), data="a+b", protocol="")
-            write_run(folder, "fig4a_asterix", label, seed, returns(level, seed), data="asterix", protocol="")
-    for seed in (1, 2, 3):
-        told = {"lines": warm_start_lines(0.81, seed), "boundary": moved("fire")}
-        write_run(folder, "fig2a_cifar10_resnet18", "fire-iterations=20", seed, **told)
+    for (label, level), seed in itertools.product(LEVELS.items(), (1, 2, 3)):
+        lines = warm_start_lines(level + 0.001 * (label == "fire") * seed, seed)
+        write_run(folder, "fig2a_cifar10_resnet18", label, seed, lines, boundary=moved(label))
+        tasks = task_lines([0.9 - 0.04 * k * (label == "none") for k in range(20)], seed)
+        write_run(folder, "random_label", label, seed, tasks)
+        write_run(folder, "fig3_best", label, seed, losses(level, seed), data="a+b")
+        write_run(folder, "fig4a_asterix", label, seed, returns(level, seed), data="asterix")
+    changed = {"fire-iterations=20": 0.81}
+    write_runs(folder, "fig2a_cifar10_resnet18", changed, (1, 2, 3), boundary=moved("fire"))
     return folder
 
 
@@ -47,8 +47,6 @@ def losses(level, seed):
 def returns(level, seed):
     first = [{"phase": 0, "step": 100 * i, "eval_return": 10.0 * i} for i in range(6)]
     first[0]["random_return"] = 3.0 * seed
-    ends = [100 * level * i + seed for i in range(6)]
-    return first + [
-        {"phase": 1, "step": 500 + 100 * i, "eval_return": end, "eval_unfinished": 0}
-        for i, end in enumerate(ends)
-    ]
+    at = {"phase": 1, "eval_unfinished": 0}
+    second = [{"step": 500 + 100 * i, "eval_return": 100 * level * i + seed} | at for i in range(6)]
+    return first + second

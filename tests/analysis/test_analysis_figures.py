@@ -8,7 +8,7 @@ import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_runs import boundary_report, warm_start_lines, write_run
+from synthetic_runs import boundary_report, write_run, write_runs
 
 from analysis import __main__ as command
 from analysis import estimates, measures, names, paper, plot, sweep_report
@@ -29,10 +29,6 @@ def frame(results):
     return estimates.frame(results)
 
 
-def returns(level, seed):
-    return [{"phase": p, "step": 10 + 10 * p, "eval_return": 9.0 * p + level + seed} for p in (0, 1)]
-
-
 def part_of(results, experiment):
     (part,) = settings(results.select(experiment=experiment))
     return part
@@ -43,34 +39,31 @@ def points_of(results, experiment):
     return curves.points(part, measures.of(part)[0]).rows
 
 
-def row_of(frame, experiment, label, reference):
-    keys = {"experiment": experiment, "label": label, "reference": reference, "headline": True}
+def row_of(frame, label, reference):
+    keys = {"experiment": CELL, "label": label, "reference": reference, "headline": True}
     (row,) = frame[(frame[list(keys)] == keys).all(axis=1)].to_dict("records")
     return row
 
 
 def test_estimates_by_hand(frame):
-    row = row_of(frame, CELL, "fire", "none")
+    row = row_of(frame, "fire", "none")
     assert (row["mean"], row["lowest"], row["highest"]) == pytest.approx((0.804, 0.802, 0.806))
     assert row["difference"] == pytest.approx(0.102) and row["pairs"] == 3  # (.101 + .102 + .103) / 3
     half = row["difference_high"] - row["difference"]
     assert half == pytest.approx(4.302653 * 0.001 / np.sqrt(3), abs=1e-6)
-    changed = row_of(frame, CELL, "fire-iterations=20", "unchanged")["difference"]
-    assert changed == pytest.approx(0.008)
+    assert row_of(frame, "fire-iterations=20", "unchanged")["difference"] == pytest.approx(0.008)
     assert frame[(frame["metric"] == "sfe_share") & (frame["label"] == "fire")]["mean"].tolist() == [0.5]
 
 
 def test_the_reference_has_the_same_overrides_where_it_exists(tmp_path):
     """A label that shares no seed with its references keeps its mean."""
     levels = {"none": 0.5, "none-model.x=1": 0.6, "fire-model.x=1": 0.8, "fire-model.x=2": 0.8}
-    for label, level in levels.items():
-        for seed in (1, 2):
-            write_run(tmp_path, CELL, label, seed, warm_start_lines(level, seed))
-    write_run(tmp_path, CELL, "dash", 3, warm_start_lines(0.5, 3))
+    write_runs(tmp_path, CELL, levels)
+    write_runs(tmp_path, CELL, {"dash": 0.5}, [3])
     frame = estimates.frame(load(tmp_path))
-    gaps = [row_of(frame, CELL, f"fire-model.x={x}", "none")["difference"] for x in (1, 2)]
+    gaps = [row_of(frame, f"fire-model.x={x}", "none")["difference"] for x in (1, 2)]
     assert gaps == pytest.approx([0.2, 0.3])
-    alone = row_of(frame, CELL, "dash", "")
+    alone = row_of(frame, "dash", "")
     assert (alone["n"], alone["mean"]) == (1, pytest.approx(0.503))
 
 
@@ -82,11 +75,11 @@ def test_a_side_is_the_interval_that_excludes_0():
 
 
 def test_the_papers_own_numbers_bear_out_every_claim():
-    for claim in paper.claims().to_dict("records"):
-        known = paper.gain(claim["experiment"], claim["better"], claim["worse"])
-        assert (
-            known > 0 if claim["experiment"] in paper.panels() else not paper.end_values(claim["experiment"])
-        ), claim
+    for claim in paper.claims().itertuples():
+        if claim.experiment in paper.panels():
+            assert paper.gain(claim.experiment, claim.better, claim.worse) > 0, claim
+        else:
+            assert not paper.end_values(claim.experiment), claim
 
 
 def test_paper_end_values_are_the_last_points_and_hidden_ends_are_absent():
@@ -100,9 +93,9 @@ def test_paper_end_values_are_the_last_points_and_hidden_ends_are_absent():
 def test_moved_share_is_of_the_same_weights_reset(tmp_path):
     """Two boundaries: the full reset's own run starts the second one from other weights than FIRE's."""
     told = boundary_report("fire", 2)
-    told["rows"] = [row | {"sfe": sfe, "sfe_relative": share} for row, sfe, share in
-                    zip(told["rows"], (2.0, 3.0, 1.0), (0.5, 0.25, 0.5))]  # fmt: skip
-    write_run(tmp_path, "fig2b_x", "fire", 1, warm_start_lines(0.8, 1), boundary=told)
+    for row, sfe, share in zip(told["rows"], (2.0, 3.0, 1.0), (0.5, 0.25, 0.5)):
+        row |= {"sfe": sfe, "sfe_relative": share}
+    write_runs(tmp_path, "fig2b_x", {"fire": 0.8}, [1], boundary=told)
     share = load(tmp_path).boundaries.set_index("label")["sfe_share"]
     assert share["fire"] == pytest.approx(6.0 / (4.0 + 12.0 + 2.0))
 
@@ -110,10 +103,9 @@ def test_moved_share_is_of_the_same_weights_reset(tmp_path):
 def test_figure_5_sums_the_matrices_that_fire_changes(tmp_path):
     """FIRE changes one matrix, a full reset three; DfI before is 5, 6 and 7 and after 0.5 each, as in `boundary_report`."""
     report = boundary_report("fire")
-    one = report | {"rows": report["rows"][:1]}
-    for seed in (1, 2):
-        for label, told in (("fire", one), ("full_reset", report), ("none", report | {"rows": []})):
-            write_run(tmp_path, "fig2a_x", label, seed, warm_start_lines(0.5, seed), boundary=told)
+    for label, matrices in (("fire", 1), ("full_reset", 3), ("none", 0)):
+        told = report | {"rows": report["rows"][:matrices]}
+        write_runs(tmp_path, "fig2a_x", {label: 0.5}, boundary=told)
     results = load(tmp_path)
     row = results.boundaries.set_index(["label", "seed"]).loc[("full_reset", 1)]
     assert (row["matrices"], row["dfi_after"]) == (3, 1.5)
@@ -157,9 +149,10 @@ def test_every_panel_of_the_paper_has_its_place(results):
 
 
 def test_figure_4_fills_panels_from_a_smaller_size(tmp_path):
-    runs = (("fig4a_asterix", "medium"), ("fig4a_asterix", "small"), ("fig4b_walk", "small"))
-    for experiment, size in runs:
-        write_run(tmp_path, experiment, "none", 1, returns(0.7, 1), size=size, data=experiment, protocol="")
+    returns = [{"phase": p, "step": 10 + 10 * p, "eval_return": 9.0 * p} for p in (0, 1)]
+    for run in ("fig4a_asterix medium", "fig4a_asterix small", "fig4b_walk small"):
+        experiment, size = run.split()
+        write_run(tmp_path, experiment, "none", 1, returns, size=size, data=experiment)
     results = load(tmp_path)
     sizes = {part.first["experiment"]: part.first["size"] for part in settings(at_most(results, "medium"))}
     assert sizes == {"fig4a_asterix": "medium", "fig4b_walk": "small"}
@@ -171,9 +164,8 @@ def test_figure_4_fills_panels_from_a_smaller_size(tmp_path):
 def test_the_scaling_study_pairs_methods_at_each_number_of_images(tmp_path):
     few, wide = (f"-data.train_per_class={more}" for more in ("500", "1000-model.width=16"))
     levels = {f"none{few}": 0.5, f"full_reset{few}": 0.6, f"fire{few}": 0.65}
-    for label, level in (levels | {f"none{wide}": 0.5, f"full_reset{wide}": 0.4, "none": 0.1}).items():
-        for seed in (1, 2):
-            write_run(tmp_path, "scaling_warm_start_long", label, seed, warm_start_lines(level, seed))
+    levels |= {f"none{wide}": 0.5, f"full_reset{wide}": 0.4, "none": 0.1}
+    write_runs(tmp_path, "scaling_warm_start_long", levels)
     results = load(tmp_path)
     parts = settings(results)
     rows = studies.scaling(parts)
@@ -187,11 +179,9 @@ def test_the_scaling_study_pairs_methods_at_each_number_of_images(tmp_path):
 
 def test_the_map_of_layers_shows_each_gain_and_greys_what_is_not_clear(tmp_path):
     levels = {"none": 0.5, "fire": 0.7, "fire-method.targets=name:head": 0.55}
-    levels |= {"fire-method.targets=layer1.0.conv1": 0.6, "fire-method.targets=layer2.0.conv2": 0.4}
-    for label, level in levels.items():
-        for seed in (1, 2):
-            noise = 0.05 * (seed == 2) * label.endswith("conv2")
-            write_run(tmp_path, "sensitivity_resnet18", label, seed, warm_start_lines(level + noise, seed))
+    write_runs(tmp_path, "sensitivity_resnet18", levels | {"fire-method.targets=layer1.0.conv1": 0.6})
+    for seed, level in ((1, 0.4), (2, 0.45)):
+        write_runs(tmp_path, "sensitivity_resnet18", {"fire-method.targets=layer2.0.conv2": level}, [seed])
     results = load(tmp_path)
     shown = studies.draw_layers([results]).axes[0].texts
     assert {text.get_text() for text in shown} == {"+0.100", "-0.075", "head\n+0.050", "all\n+0.200"}
@@ -202,32 +192,21 @@ def test_the_map_of_layers_shows_each_gain_and_greys_what_is_not_clear(tmp_path)
 
 DIAL = {"fire_exact": 0.7, "fire": 0.69, "rescale": 0.68, "cap-high=2": 0.75, "cap-high=0.5": 0.55}
 DIAL |= {"spectral_clip-high=1.5-low=0.6667": 0.8, "spectral_clip-high=inf-low=0.25": 0.45}
-AT_WIDTH = {
-    ("both", 1): 0.2,
-    ("both", 1.5): 0.3,
-    ("large", 0.5): 0.05,
-    ("large", 2): 0.25,
-    ("small", 4): -0.05,
-}
+AT_WIDTH = {"both": {1: 0.2, 1.5: 0.3}, "large": {0.5: 0.05, 2: 0.25}, "small": {4: -0.05}}
 
 
 def test_the_dial_shows_the_gain_at_each_width_with_the_seeds_that_turned_it(tmp_path):
     """FIRE ran with one more seed, and two runs are not of the dial: one is not symmetric, one changes something else."""
     others = {"spectral_clip-high=4-low=0.5": 0.9, "cap-high=2-optimizer_state.x=1": 0.9, "none": 0.5}
-    for label, level in (others | DIAL).items():
-        for seed in (1, 2, 3)[: 2 + (label in ("fire", "none"))]:
-            bonus = 0.3 * (seed == 3) * (label == "fire")
-            write_run(tmp_path, CELL, label, seed, warm_start_lines(level + bonus, seed))
+    write_runs(tmp_path, CELL, others | DIAL)
+    write_runs(tmp_path, CELL, {"fire": 0.99, "none": 0.5}, [3])
     given = f"figures dial --root {tmp_path} --out {tmp_path} --formats png".split()
     assert command.main(given) == 0 and (tmp_path / "dial-small.png").exists()
     (axis,) = dial.draw(settings(load(tmp_path))).axes
     curves_of = {line.get_label().split()[0]: line for line in axis.lines if line.get_marker() != "None"}
-    drawn = {
-        (side, round(x * 1.03 ** (1 - place), 6)): round(y, 6)
-        for place, side in enumerate(("both", "large", "small"))
-        for x, y in curves_of[side].get_xydata()
-    }
-    assert drawn == AT_WIDTH
+    for place, side in enumerate(AT_WIDTH):
+        shown = {round(x * 1.03 ** (1 - place), 6): round(y, 6) for x, y in curves_of[side].get_xydata()}
+        assert shown == AT_WIDTH[side]
     names_at, levels = ([getattr(text, name)[1] for text in axis.texts] for name in ("xyann", "xy"))
     assert [text.get_text() for text in axis.texts] == ["rescale", "FIRE", "FIRE exact"]
     assert np.diff(names_at).min() >= 0.07 * np.ptp(axis.get_ylim()) - 1e-9
@@ -239,27 +218,18 @@ def test_the_dial_shows_the_gain_at_each_width_with_the_seeds_that_turned_it(tmp
 
 
 def test_a_cap_is_judged_when_all_fresh_seeds_are_done_and_the_premise_holds(tmp_path):
-    for label, level in {"fire": 0.7, "none": 0.5, "cap-high=2": 0.75, "full_reset": 0.6}.items():
-        for seed in (1, 2, 3, *dial.FRESH):
-            bonus = 0.01 * (seed % 3) * (label in ("fire", "full_reset"))
-            write_run(tmp_path, CELL, label, seed, warm_start_lines(level + bonus, seed))
+    for seed in (1, 2, 3, *dial.FRESH):
+        bonus = 0.01 * (seed % 3)
+        levels = {"fire": 0.7 + bonus, "none": 0.5, "cap-high=2": 0.75, "full_reset": 0.6 + bonus}
+        write_runs(tmp_path, CELL, levels, [seed])
     results = load(tmp_path)
     table = dial.confirmed(settings(results), results)
-    assert dict(zip(table["claim"].str.split(" > ").str[1], table["verdict"])) == {
-        "none (continue)": "holds",
-        "FIRE": "holds",
-    }
+    against = table["claim"].str.split(" > ").str[1]
+    assert dict(zip(against, table["verdict"])) == {"none (continue)": "holds", "FIRE": "holds"}
     fewer = results.select(seed=[1, 2, 3, *dial.FRESH[1:]])
     assert set(dial.confirmed(settings(fewer), results)["verdict"]) == {"open"}
     unknown = results.select(label=["fire", "none", "cap-high=2"])
     assert set(dial.confirmed(settings(results), unknown)["verdict"]) == {"open"}
-
-
-def test_the_dial_says_nothing_where_nobody_turned_it(results, root, tmp_path, capsys):
-    part = part_of(results, CELL)
-    assert dial.draw([part]) is None and dial.table([part]).empty
-    assert command.main(f"figures dial --root {root} --out {tmp_path}".split()) == 0
-    assert "dial: no run" in capsys.readouterr().out and not [*tmp_path.iterdir()]
 
 
 def test_figures_are_the_same_bytes_twice_and_say_where_they_come_from(root, tmp_path):
@@ -280,7 +250,11 @@ def test_every_method_has_its_own_stable_look():
     assert names.ordered(["zzz", "none", "fire"]) == ["fire", "none", "zzz"]
 
 
-def test_commands_without_runs(tmp_path, capsys):
+def test_commands_without_runs(results, root, tmp_path, capsys):
+    part = part_of(results, CELL)
+    assert dial.draw([part]) is None and dial.table([part]).empty
+    assert command.main(f"figures dial --root {root} --out {tmp_path}".split()) == 0
+    assert "dial: no run" in capsys.readouterr().out and not [*tmp_path.iterdir()]
     assert command.main(["figures", "--root", str(tmp_path)]) == 0
     assert "fig4: no finished run" in capsys.readouterr().out
     assert command.main(["export", "--root", str(tmp_path)]) == 2

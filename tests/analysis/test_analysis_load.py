@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from synthetic_runs import task_lines, warm_start_lines, write_run
+from synthetic_runs import task_lines, warm_start_lines, write_run, write_runs
 
 from analysis import measures, plot, runs
 from analysis.export import export, thin
@@ -16,19 +16,19 @@ from analysis.runs import load, load_exported, open_results, settings
 from fire_core.errors import UserError
 from harness import status
 
+CELL = "fig2a_cifar10_resnet18"
+
 
 @pytest.fixture
 def root(tmp_path):
-    for label, level in {"none": 0.7, "fire": 0.8}.items():
-        for seed in (1, 2, 3):
-            write_run(tmp_path, "fig2a_cifar10_resnet18", label, seed, warm_start_lines(level, seed))
+    write_runs(tmp_path, CELL, {"none": 0.7, "fire": 0.8}, (1, 2, 3))
     return tmp_path
 
 
 def test_unfinished_failed_and_torn_are_named_and_left_out(root):
-    write_run(root, "fig2a_cifar10_resnet18", "dash", 1, warm_start_lines(0.5, 1), end="FAILED")
-    write_run(root, "fig2a_cifar10_resnet18", "dash", 2, warm_start_lines(0.5, 2), end=None)
-    torn = write_run(root, "fig2a_cifar10_resnet18", "snr", 1, warm_start_lines(0.5, 1))
+    write_run(root, CELL, "dash", 1, warm_start_lines(0.5, 1), end="FAILED")
+    write_run(root, CELL, "dash", 2, warm_start_lines(0.5, 2), end=None)
+    torn = write_run(root, CELL, "snr", 1, warm_start_lines(0.5, 1))
     with (torn / "metrics.jsonl").open("a") as stream:
         stream.write('[1, 2]\n{"step": "x", "test_accuracy": 9.0}\n')
         stream.write('{"step": 999, "test_accuracy": NaN}\n{"a\n')
@@ -40,12 +40,10 @@ def test_unfinished_failed_and_torn_are_named_and_left_out(root):
 
 
 def test_the_commit_of_a_shared_first_phase_and_of_every_start_is_told(tmp_path):
-    folder = write_run(tmp_path, "label_noise", "fire", 1, warm_start_lines(0.5, 1), commit="b" * 40)
-    trunk = tmp_path / "trunks" / "abc"
-    trunk.mkdir(parents=True)
+    earlier = [{"commit": "c" * 40, "dirty": False}]
+    write_runs(tmp_path, "label_noise", {"fire": 0.5}, [1], commit="b" * 40, trunk="abc", earlier=earlier)
+    (trunk := tmp_path / "trunks" / "abc").mkdir(parents=True)
     (trunk / "meta.json").write_text(json.dumps({"commit": "a" * 40, "dirty": True}))
-    meta = json.loads((folder / "meta.json").read_text()) | {"trunk": "abc"}
-    (folder / "meta.json").write_text(json.dumps(meta | {"earlier": [{"commit": "c" * 40, "dirty": False}]}))
     row = load(tmp_path).runs.iloc[0]
     assert (row["commit"], row["trunk_commit"], row["dirty"]) == ("cccccccccc bbbbbbbbbb", "aaaaaaaaaa", True)
     text = plot.provenance(load(tmp_path).runs)
@@ -73,7 +71,7 @@ DAMAGE = {
 def test_one_damaged_run_hides_no_other(root, damage):
     name, content = DAMAGE[damage]
     end = None if name in ("RUNNING", "FAILED") else "DONE"
-    folder = write_run(root, "fig2a_cifar10_resnet18", "dash", 1, warm_start_lines(0.5, 1), end=end)
+    folder = write_run(root, CELL, "dash", 1, warm_start_lines(0.5, 1), end=end)
     if callable(content):
         (folder / name).unlink(missing_ok=True)
         content(folder / name)
@@ -93,37 +91,27 @@ def test_text_from_files_stays_text():
     assert plain("p <0.001 and a < b") == "p <0.001 and a < b"
 
 
-def part_of(root, experiment):
+def measured(root, experiment):
+    """{measure: its value} of the only run of an experiment."""
     (part,) = settings(load(root, [experiment]))
-    return part
+    (run,) = part.runs.to_dict("records")
+    return [measures.values(part.metrics, each)[run["label"]][run["seed"]] for each in measures.of(part)]
 
 
 def test_measures_by_hand(root):
     levels = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
-    write_run(root, "random_label", "none", 1, task_lines(levels, 0), protocol="random_label")
-    part = part_of(root, "random_label")
-    (measure,) = measures.of(part)
-    value = measures.values(part.metrics, measure)["none"][1]
-    assert value == pytest.approx((0.3 + 0.2) / 2)  # last quarter of eight tasks
-    first, act = (
-        {"phase": 0, "step": 10, "test_accuracy": 0.5},
-        {"phase": 1, "step": 10, "after_test_accuracy": 0.3},
-    )
-    lines = [first, act, {"phase": 1, "step": 20, "test_accuracy": 0.8}]
-    write_run(root, "label_noise", "fire", 1, lines, protocol="label_noise")
-    part = part_of(root, "label_noise")
-    assert [measures.values(part.metrics, each) for each in measures.of(part)] == [
-        {"fire": {1: 0.8}},
-        {"fire": {1: 0.3}},
-    ]
+    write_run(root, "random_label", "none", 1, task_lines(levels, 0))
+    assert measured(root, "random_label") == [pytest.approx((0.3 + 0.2) / 2)]  # last quarter of eight tasks
+    first, last = ({"phase": p, "step": 10 + 10 * p, "test_accuracy": a} for p, a in ((0, 0.5), (1, 0.8)))
+    lines = [first, {"phase": 1, "step": 10, "after_test_accuracy": 0.3}, last]
+    write_run(root, "label_noise", "fire", 1, lines)
+    assert measured(root, "label_noise") == [0.8, 0.3]
 
 
 def test_the_value_after_the_boundary_and_tail_by_hand(root):
-    lines = [
-        {"phase": int(step > 50), "step": step, "eval_return": float(step)} for step in range(10, 110, 10)
-    ]
+    lines = [{"phase": s // 51, "step": s, "eval_return": float(s)} for s in range(10, 110, 10)]
     lines.insert(5, {"phase": 1, "step": 50, "after_eval_return": 55.0})
-    write_run(root, "fig4a_asterix", "none", 1, lines, protocol="")
+    write_run(root, "fig4a_asterix", "none", 1, lines)
     part = load(root, ["fig4a_asterix"]).metrics
     wanted = [measures.EVALUATED, *measures.AROUND, measures.Measure("eval_return", "", "tail")]
     ends = {m.key.removeprefix("eval_return"): measures.values(part, m)["none"][1] for m in wanted}
@@ -132,17 +120,16 @@ def test_the_value_after_the_boundary_and_tail_by_hand(root):
 
 def test_different_data_and_sizes_never_share_a_panel(root):
     label = "fire-data=cifar10"
-    write_run(root, "fig2a_cifar10_resnet18", label, 1, warm_start_lines(0.8, 1), data="cifar10")
-    write_run(root, "fig2a_cifar10_resnet18", "fire", 1, warm_start_lines(0.8, 1), size="medium")
-    parts = settings(load(root))
-    assert [(part.first["size"], part.first["data"], len(part.runs)) for part in parts] == [
-        ("medium", "fashion_mnist", 1), ("small", "cifar10", 1), ("small", "fashion_mnist", 6)
-    ]  # fmt: skip
+    write_runs(root, CELL, {label: 0.8}, [1], data="cifar10")
+    write_runs(root, CELL, {"fire": 0.8}, [1], size="medium")
+    found = [(part.first["size"], part.first["data"], len(part.runs)) for part in settings(load(root))]
+    assert found == [("medium", "fashion_mnist", 1), ("small", "cifar10", 1), ("small", "fashion_mnist", 6)]
 
 
 def test_an_export_is_read_back_and_keeps_other_experiments(root, tmp_path):
     out = tmp_path / "out"
-    write_run(root, "random_label", "none", 1, task_lines([0.5] * 4, 0), protocol="random_label")
+    for seed in (1, 2):
+        write_run(root, "random_label", "none", seed, task_lines([0.5] * 4, seed))
     results = load(root)
     paths = export(results, out)
     again = load_exported(out)
@@ -152,6 +139,11 @@ def test_an_export_is_read_back_and_keeps_other_experiments(root, tmp_path):
     before = {path: path.read_bytes() for path in paths}
     export(results.select(experiment="random_label"), out)
     assert {path: path.read_bytes() for path in paths} == before
+    write_run(tmp_path / "other", "random_label", "none", 2, task_lines([0.75] * 4, 2))
+    export(load(tmp_path / "other"), out)  # which replaces the same run alone
+    again = load_exported(out).select(experiment="random_label")
+    ends = again.metrics.groupby(["label", "seed"])["value"].last()
+    assert ends.to_dict() == {("none", 1): 0.501, ("none", 2): 0.752} and len(again.runs) == 2
 
 
 def test_a_thinned_curve_keeps_the_ends_of_a_phase():
@@ -162,7 +154,7 @@ def test_a_thinned_curve_keeps_the_ends_of_a_phase():
 
 def test_a_seed_counts_once(root):
     """The same seed in two folders, and one run copied to another seed, as in modded-nanogpt 358."""
-    folder = root / "fig2a_cifar10_resnet18" / "small" / "fire"
+    folder = root / CELL / "small" / "fire"
     shutil.copytree(folder / "seed_1", folder / "seed_01")
     with pytest.raises(UserError, match="small fire: seeds 1, 1 are in two folders"):
         load(root)
@@ -174,9 +166,8 @@ def test_a_seed_counts_once(root):
 def test_settings_come_from_the_record_and_not_from_the_name_of_the_folder(root):
     """A name that would be longer than 60 letters is cut to a hash."""
     changed = ["method.targets=[attention,head]", "data.folder=/somewhere", "optimizer_state=clear_changed"]
-    folder = write_run(root, "random_label", "fire-0123abcd", 1, task_lines([0.5] * 4, 0))
-    meta = json.loads((folder / "meta.json").read_text()) | {"overrides": changed, "identity": "f00d"}
-    (folder / "meta.json").write_text(json.dumps(meta))
+    told = {"overrides": changed, "identity": "f00d"}
+    folder = write_run(root, "random_label", "fire-0123abcd", 1, task_lines([0.5] * 4, 0), **told)
     results = load(root, ["random_label"])
     known = {"method.targets": "attention,head", "optimizer_state": "clear_changed"}
     assert results.overrides == {"fire-0123abcd": known} and results.first["identity"] == "f00d"
@@ -184,31 +175,17 @@ def test_settings_come_from_the_record_and_not_from_the_name_of_the_folder(root)
     assert "does not list its overrides" in load(root, ["random_label"]).problems[0]
 
 
-def test_an_export_replaces_the_same_runs_alone(tmp_path):
-    first, second, out = tmp_path / "first", tmp_path / "second", tmp_path / "out"
-    for label, seed, level in (("none", 1, 0.5), ("none", 2, 0.6), ("fire", 1, 0.5)):
-        write_run(first, "random_label", label, seed, task_lines([level] * 4, 0), protocol="random_label")
-    write_run(second, "random_label", "none", 2, task_lines([0.75] * 4, 0), protocol="random_label")
-    export(load(first), out)
-    export(load(second), out)
-    again = load_exported(out)
-    assert len(again.runs) == 3
-    ends = again.metrics.groupby(["label", "seed"])["value"].last()
-    assert ends.to_dict() == {("fire", 1): 0.5, ("none", 1): 0.5, ("none", 2): 0.75}
-
-
 def test_own_runs_do_not_hide_the_committed_ones(root, tmp_path, monkeypatch, capsys):
     """The committed results are here six runs of Figure 2 and one of random labels."""
-    write_run(root, "random_label", "none", 1, task_lines([0.5] * 4, 0), protocol="random_label")
+    write_run(root, "random_label", "none", 1, task_lines([0.5] * 4, 0))
     export(load(root), tmp_path / "results")
     monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.chdir(tmp_path)
     assert len(open_results("runs").runs) == 7
-    write_run(Path("runs"), "random_label", "fire", 2, task_lines([0.5] * 4, 0), protocol="random_label")
+    write_run(Path("runs"), "random_label", "fire", 2, task_lines([0.5] * 4, 0))
     both = open_results("runs")
-    assert len(both.select(experiment="fig2a_cifar10_resnet18").runs) == 6
+    assert len(both.select(experiment=CELL).runs) == 6
     assert both.select(experiment="random_label").runs["label"].tolist() == ["fire"]  # not the committed one
-    assert "fig2a_cifar10_resnet18" in capsys.readouterr().err
+    assert CELL in capsys.readouterr().err
     with pytest.raises(UserError, match="elsewhere"):
         open_results("elsewhere")

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from synthetic_runs import warm_start_lines, write_run
+from synthetic_runs import warm_start_lines, write_runs
 
 from analysis import __main__ as command
 from analysis import estimates, explore, measures, names
@@ -13,45 +13,21 @@ from analysis.rendering import difference_text, p_text
 from analysis.runs import Results, load, settings
 
 CELL = "fig2a_cifar10_resnet18"
+LEVELS = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "brand_new": 0.72}
 HOSTILE = "x</script><script>document.title='taken'</script><img src=y onerror=\"document.title='taken'\">"
 
 
-@pytest.fixture(scope="module")
-def page(root: Path) -> Path:
-    pytest.importorskip("vl_convert")
-    assert command.main(["explore", "--root", str(root)]) == 0
-    return root / "explore.html"
-
-
-def hostile_page(folder: Path) -> Path:
-    """A page whose data set, method, commit and experiment are HTML that would change the title of the page."""
-    pytest.importorskip("vl_convert")
-    results = load_of(folder)
-    for frame in (results.runs, results.metrics, results.boundaries):
-        for column in ("experiment", "figure", "panel", "data", "method", "label", "commit", "model"):
-            if column in frame:
-                frame[column] = HOSTILE
-    page = folder / "hostile.html"
-    page.write_text(explore.page(results), encoding="utf-8")
-    return page
-
-
-def load_of(folder: Path) -> Results:
-    for seed in (1, 2):
-        write_run(folder, CELL, "fire", seed, warm_start_lines(0.8, seed))
-    return load(folder)
-
-
-def inside(page: Path) -> dict:
-    text = page.read_text().partition('<script type="application/json" id="data">')[2]
-    return json.loads(text.partition("</script>")[0])
+@pytest.fixture
+def fire(tmp_path: Path) -> Results:
+    """One method with two seeds."""
+    write_runs(tmp_path, CELL, {"fire": 0.8})
+    return load(tmp_path)
 
 
 def test_every_value_is_the_one_of_the_run(results: Results) -> None:
     told, labels = explore.page_data(results), list(names.looks(results))
-    assert [method["method"] for method in told["methods"]] == [
-        look[0] for look in names.looks(results).values()
-    ]
+    looks = names.looks(results).values()
+    assert [method["method"] for method in told["methods"]] == [look.name for look in looks]
     parts = {part.first["experiment"]: part for part in settings(results)}
     for panel in told["settings"]:
         part = parts.pop(panel["experiment"])
@@ -104,10 +80,7 @@ def test_curves_pass_through_the_logged_values(results: Results) -> None:
 
 
 def test_a_panel_opens_with_four_methods_and_the_best_of_the_others(tmp_path: Path) -> None:
-    levels = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "brand_new": 0.72}
-    for label, level in (levels | {"shrink_perturb": 0.5, "muon": 0.9, "fire-iterations=5": 0.95}).items():
-        for seed in (1, 2):
-            write_run(tmp_path, CELL, label, seed, warm_start_lines(level, seed))
+    write_runs(tmp_path, CELL, LEVELS | {"shrink_perturb": 0.5, "muon": 0.9, "fire-iterations=5": 0.95})
     told = explore.page_data(load(tmp_path))
     opened = [told["methods"][place]["method"] for place in told["settings"][0]["open"]]
     assert sorted(opened) == ["FIRE", "Muon", "full reset", "none (continue)", "shrink & perturb"]
@@ -123,7 +96,10 @@ def test_only_returns_have_the_level_of_random_actions(results: Results) -> None
     assert levels == beside | {"fig4a_asterix": {6, None}}  # the mean of 3, 6 and 9
 
 
-def test_the_page_is_one_file(page: Path) -> None:
+def test_the_page_is_one_file(root: Path) -> None:
+    pytest.importorskip("vl_convert")
+    assert command.main(["explore", "--root", str(root)]) == 0
+    page = root / "explore.html"
     html = re.sub(r"<script>.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     loaded = re.findall(r"""(?:src|href|action)\s*=\s*["']?([^"'\s>]+)|url\(([^)]*)\)|@import""", html)
     assert loaded == [("data:,", "")]
@@ -131,18 +107,25 @@ def test_the_page_is_one_file(page: Path) -> None:
     assert page.stat().st_size < 2e6
 
 
-def test_a_run_cannot_leave_its_script_element(tmp_path: Path) -> None:
-    html = hostile_page(tmp_path).read_text(encoding="utf-8")
+def test_a_run_cannot_leave_its_script_element(fire: Results) -> None:
+    """Data set, method, commit and experiment are HTML that would change the title of the page."""
+    pytest.importorskip("vl_convert")
+    for frame in fire.frames:
+        for column in {"experiment", "figure", "panel", "data", "method", "label", "commit", "model"} & {
+            *frame
+        }:
+            frame[column] = HOSTILE
+    html = explore.page(fire)
     assert HOSTILE not in html and "</script><script>document" not in html and "<img src=y" not in html
     assert html.count("<script") == html.count("</script>") == 3
-    assert HOSTILE in inside(tmp_path / "hostile.html")["settings"][0]["experiment"]
+    inside = html.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
+    assert HOSTILE in json.loads(inside)["settings"][0]["experiment"]
 
 
-def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
-    results = load_of(tmp_path)
-    rows = results.metrics.index[results.metrics["metric"] == "test_accuracy"]
-    results.metrics.loc[rows[13:15], "value"] = float("nan"), float("inf")
-    text = json.dumps(explore.page_data(results))
+def test_values_that_are_no_numbers_are_left_out(fire: Results) -> None:
+    rows = fire.metrics.index[fire.metrics["metric"] == "test_accuracy"]
+    fire.metrics.loc[rows[13:15], "value"] = float("nan"), float("inf")
+    text = json.dumps(explore.page_data(fire))
     assert "NaN" not in text and "Infinity" not in text
     (curve,) = json.loads(text)["settings"][0]["curves"].values()
     assert sorted(map(len, curve["grids"])) == [11, 13]  # two values of one run are missing
@@ -165,9 +148,7 @@ def test_a_click_changes_the_drawing_and_the_table(tmp_path: Path) -> None:
         driver = selenium.Chrome(options=options)
     except Exception as error:  # selenium has many kinds for "there is no browser"
         pytest.skip(f"no Chromium with its driver: {str(error).splitlines()[0]}")
-    for label, level in {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "brand_new": 0.72}.items():
-        for seed in (1, 2, 3):
-            write_run(tmp_path, CELL, label, seed, warm_start_lines(level, seed))
+    write_runs(tmp_path, CELL, LEVELS, (1, 2, 3))
     assert command.main(["explore", "--root", str(tmp_path)]) == 0
     with driver:
         driver.get((tmp_path / "explore.html").as_uri())

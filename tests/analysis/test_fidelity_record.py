@@ -61,19 +61,15 @@ def test_a_renewed_record_has_the_largest_difference_of_each_quantity_and_keeps_
     assert (renewed["difference"], renewed["test"]) == (0.3, "tests/x.py::test_x")
 
 
-def names_of_tests() -> set[str]:
-    """`room/file.py::test_name` of every test."""
-    return {
+def test_the_page_and_every_deviation_name_tests_that_exist():
+    known = {
         f"{path.parent.name}/{path.name}::{name}"
         for path in (fidelity_page.ROOT / "tests").rglob("test_*.py")
         for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
     }
-
-
-def test_the_page_and_every_deviation_name_tests_that_exist():
     named = set(re.findall(r"`(\w+/test_\w+\.py::test_\w+)`", fidelity_page.PAGE.read_text()))
-    assert named and named <= names_of_tests()
-    defined = {name.partition("::")[2] for name in names_of_tests()}
+    assert named and named <= known
+    defined = {name.partition("::")[2] for name in known}
     text = (fidelity_page.ROOT / "docs" / "DEVIATIONS.md").read_text()
     rows = [line for line in text.splitlines() if re.match(r"\|(?! ---)(?!.*test \|$)", line)]
     assert len(rows) > 30

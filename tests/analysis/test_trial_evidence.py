@@ -32,12 +32,9 @@ def test_cautious_rule_keeps_none_until_the_interval_excludes_0():
     assert METHODS[cautious(noisy)] == "none" and METHODS[leader(noisy)] == "fire"
 
 
-SETTING = {"experiment": "fig2a_x", "size": "medium", "data": "d", "domain": "vision", "figure": "fig2a"}
-SETTING |= {"protocol": "warm_start"}
-
-
 def results_of(runs, values):
-    runs, metrics = (pd.DataFrame(row | SETTING for row in rows) for rows in (runs, values))
+    setting = {"experiment": "fig2a_x", "size": "medium", "data": "d", "domain": "vision", "figure": "fig2a"}
+    runs, metrics = (pd.DataFrame(rows).assign(**setting, protocol="warm_start") for rows in (runs, values))
     return Results(runs, metrics.assign(metric="test_accuracy"), pd.DataFrame(columns=COLUMNS["boundaries"]))
 
 
@@ -65,17 +62,13 @@ def test_fresh_trials_are_judged_by_the_full_runs_of_their_seed():
     """FIRE leads in the trials and is second of four in the full runs, so a third of the range is lost; S&P's run failed."""
     ends = {"none": 0.0, "full_reset": 0.9, "fire": 0.6}
     tried = {(m, r): 0.1 * r + (m == "fire") for m in METHODS for r in (1, 2, 3)}
-    runs = [
-        {"label": m, "method": m, "status": "done" if m in ends else "failed", "overrides": "[]"}
-        for m in METHODS
-    ]
-    trial = {"status": "done", "overrides": '["trial.share=.2"]'}
-    runs += [{"label": f"{m}-trial{r}", "method": m} | trial for m, r in tried]
+    full, trial = {"seed": 26, "overrides": "[]"}, {"seed": 26, "overrides": '["trial.share=.2"]'}
+    runs = [full | {"label": m, "method": m, "status": "done" if m in ends else "failed"} for m in METHODS]
+    runs += [trial | {"label": f"{m}-trial{r}", "method": m, "status": "done"} for m, r in tried]
     values = ends | {f"{m}-trial{r}": value for (m, r), value in tried.items()}
-    rows = [
-        {"label": label, "seed": 26, "phase": 1, "step": 9, "value": value} for label, value in values.items()
-    ]
-    (row,) = trial_evidence.fresh(results_of([run | {"seed": 26} for run in runs], rows)).to_dict("records")
+    at = {"seed": 26, "phase": 1, "step": 9}
+    rows = [at | {"label": label, "value": value} for label, value in values.items()]
+    (row,) = trial_evidence.fresh(results_of(runs, rows)).to_dict("records")
     assert row["leader"] == row["cautious"] == "fire" and row["loss of the leader"] == pytest.approx(1 / 3)
     assert row["loss of none"] == 1 and row["loss of fire"] == pytest.approx(1 / 3)
 

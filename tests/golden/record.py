@@ -1,11 +1,10 @@
 """The golden record: identities of runs, and checksums of the metrics of smoke runs.
 
-    python tests/golden/record.py identities            # print the identities of all experiments, sizes and methods
-    python tests/golden/record.py metrics               # print the checksums of the smoke runs
+    python tests/golden/record.py identities            # write the identities of all experiments, sizes and methods
+    python tests/golden/record.py metrics               # write the checksums of the smoke runs
     python tests/golden/record.py metrics --keep FOLDER # and keep their metrics.jsonl, to see what differs
-    python tests/golden/record.py identities metrics --write
 
-A change of code that is not meant to change results leaves both as they are. Identities are the same on every machine;
+A change of code that is not meant to change results leaves both files as they are. Identities are the same on every machine;
 the bytes of metrics.jsonl depend on the processor and on the version of PyTorch, so their record names both, and the test
 compares them where both agree.
 """
@@ -13,15 +12,14 @@ compares them where both agree.
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
-import io
 import json
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pandas as pd
 import torch
 from omegaconf import DictConfig, OmegaConf
 
@@ -66,16 +64,16 @@ def own_sizes(experiment: str) -> list[str]:
 
 
 def identity_of(experiment: str, size: str, method: str) -> str:
-    """Return `<identity of the run>/<identity of its shared first phase>` ("-" if phase 0 is not shared).
-
-    Return "refused" where the experiment has a trigger and the method acts during training.
-    """
+    """Return the identity of what a command line composes."""
     line = [f"experiment={experiment}", f"size={size}", f"method={method}"]
     return identity_in(find(domain_of(experiment)), compose(find(domain_of(experiment)), line))
 
 
 def identity_in(domain: Domain, composed: DictConfig) -> str:
-    """Return the same of what Hydra composed."""
+    """Return `<identity of the run>/<identity of its shared first phase>` ("-" if phase 0 is not shared).
+
+    Return "refused" where the experiment has a trigger and the method acts during training.
+    """
     try:
         cfg = resolve(domain, composed)
     except UserError:
@@ -89,9 +87,8 @@ def identities(pairs: Iterable[tuple[str, str]]) -> Iterator[dict[str, str]]:
     """Yield one row per experiment and size: the identity of each method of its domain."""
     for experiment, size in pairs:
         methods = methods_of(find(domain_of(experiment)))
-        yield {"experiment": experiment, "size": size} | {
-            method: identity_of(experiment, size, method) for method in methods
-        }
+        found = {method: identity_of(experiment, size, method) for method in methods}
+        yield {"experiment": experiment, "size": size} | found
 
 
 def machine() -> str:
@@ -126,32 +123,20 @@ def metrics(folder: Path, domains: Iterable[str] = SCRIPTS) -> dict[str, str]:
     return found
 
 
-def as_csv(rows: list[dict[str, str]]) -> str:
-    """Return rows as CSV, with the columns of all of them."""
-    columns = ["experiment", "size", *sorted({key for row in rows for key in row} - {"experiment", "size"})]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description="Print the golden record, or write it.")
+    parser = argparse.ArgumentParser(description="Renew the golden record.")
     parser.add_argument("what", nargs="+", choices=["identities", "metrics"])
-    parser.add_argument("--write", action="store_true", help="replace the committed record")
     parser.add_argument("--keep", type=Path, help="a folder for the runs")
     given = parser.parse_args()
     if "identities" in given.what:
-        text = as_csv(list(identities(settings())))
-        IDENTITIES.write_text(text) if given.write else print(text, end="")
+        rows = pd.DataFrame(identities(settings())).set_index(["experiment", "size"])
+        rows.sort_index(axis=1).to_csv(IDENTITIES)
     if "metrics" in given.what:
         with tempfile.TemporaryDirectory() as folder:
             found = metrics(given.keep or Path(folder))
-        known = json.loads(METRICS.read_text()) if METRICS.exists() else {}
-        text = json.dumps(known | {machine(): found}, indent=1) + "\n"
-        METRICS.write_text(text) if given.write else print(text, end="")
+        known = json.loads(METRICS.read_text()) | {machine(): found}
+        METRICS.write_text(json.dumps(known, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -96,9 +96,8 @@ def test_graphs_are_static_one_for_training_and_one_for_evaluation(script, graph
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     more = {"vision": ["batch_size=32"], "language": ["eval_windows=3", "eval_batch_size=2", "batch_size=4"]}
-    train_here(
-        script, tmp_path, *SHORT[script], *more[script], "method=none", "compile=true", "run.trunk=false"
-    )
+    more = [*SHORT[script], *more[script], "method=none", "compile=true", "run.trunk=false"]
+    train_here(script, tmp_path, *more)
     torch._dynamo.reset()
     assert compiled == [False] * graphs
 

@@ -21,6 +21,10 @@ def run(script, folder, *overrides):
     return metrics.read_text(), list(parts["actor" if script == "sac" else "net"].values())
 
 
+def weights(state):
+    return [p for net in state.nets.values() for p in net.parameters()]
+
+
 @pytest.fixture(scope="module", params=SCRIPTS)
 def runs(request, tmp_path_factory):
     """A run that does nothing, and one whose evaluations see zeros for weights: the calls of the latter, in order."""
@@ -31,7 +35,7 @@ def runs(request, tmp_path_factory):
         def hook(self, state):
             calls.append((NOTED[name], all(net.training for net in state.nets.values())))
             if name in ("before_step", "after_step"):
-                assert any(p.grad is not None for net in state.nets.values() for p in net.parameters())
+                assert any(p.grad is not None for p in weights(state))
             return getattr(type(self).__mro__[1], name)(self, state)
 
         hook.__name__ = name
@@ -39,13 +43,13 @@ def runs(request, tmp_path_factory):
 
     def before_evaluation(self, state):
         calls.append(("[", True))
-        for p in (p for net in state.nets.values() for p in net.parameters()):
+        for p in weights(state):
             kept[p] = p.detach().clone()
             p.data.zero_()
 
     def after_evaluation(self, state):
         calls.append(("]", True))
-        for p in (p for net in state.nets.values() for p in net.parameters()):
+        for p in weights(state):
             p.data.copy_(kept[p])
 
     with pytest.MonkeyPatch.context() as patch:
@@ -74,12 +78,12 @@ def test_an_epoch_ends_before_its_evaluation(runs):
 
 
 def test_weights_put_in_for_evaluation_are_seen_there_and_never_change_training(runs):
-    _, _, (plain, weights), (zeros, tested) = runs
+    _, _, (plain, trained), (zeros, tested) = runs
     for name in ("train_loss", "weight_norm", "td_loss", "gradient_norm", "critic_loss", "actor_loss"):
         pattern = rf'{name}": ([^,}}]+)'
         assert re.findall(pattern, plain) == re.findall(pattern, zeros)
     assert 'weight_norm"' in plain
-    assert any(weight.any() for weight in weights) and not any(weight.any() for weight in tested)
+    assert any(weight.any() for weight in trained) and not any(weight.any() for weight in tested)
     assert zeros != plain and len(zeros.splitlines()) == len(plain.splitlines())
 
 

@@ -61,7 +61,8 @@ def test_a_killed_sweep_resumes(options, expected, tmp_path):
     assert not list(tmp_path.rglob("*.torn")) and not list(tmp_path.rglob("RUNNING"))
 
 
-LANGUAGE = ["language/train.py", "batch_size=4", "accumulation=2", "phase_1.eval_every=10"]
+TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2"
+LANGUAGE = "language/train.py batch_size=4 accumulation=2 phase_1.eval_every=10"
 DRIVER = """
 import os, socket, subprocess, sys
 from harness.stop import name_driver
@@ -71,21 +72,22 @@ subprocess.run([sys.executable, *sys.argv[1:]])
 
 
 @pytest.mark.parametrize(
-    "how, settings, workers",
+    "command, workers",
     [
-        (["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], LANGUAGE, 2),
-        (["-c", DRIVER], ["vision/train.py", "experiment=random_label"], 1),  # named as Ray's driver
+        ([*TORCHRUN.split(), *LANGUAGE.split()], 2),
+        (["-c", DRIVER, "vision/train.py", "experiment=random_label"], 1),  # named as Ray's driver
     ],
     ids=["torchrun", "driver"],
 )
-def test_workers_end_soon_after_the_process_that_started_them_is_killed(how, settings, workers, tmp_path):
+def test_workers_end_soon_after_the_process_that_started_them_is_killed(command, workers, tmp_path):
     folders = [f"run.root={tmp_path}", f"run.data_root={tmp_path / 'data'}"]
-    command = [sys.executable, *how, *settings, "size=small", "threads=1", *folders]
+    command = [sys.executable, *command, "size=small", "threads=1", *folders]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    log = (tmp_path / "log").open("w")
-    parent = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        parent = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
     while not [path for path in tmp_path.rglob("metrics.jsonl") if path.stat().st_size]:
-        assert parent.poll() is None, (tmp_path / "log").read_text()
+        assert parent.poll() is None, log.read_text()
         time.sleep(0.1)
     started = psutil.Process(parent.pid).children()
     assert len(started) == workers

@@ -121,26 +121,22 @@ def test_a_fifth_domain_runs_resumes_sweeps_and_is_in_a_table(tmp_path):
 
     script.run([f"run.root={whole}"])
     for step in (10, 30):
-        line = [f"run.root={stopped}", "run.checkpoint_steps=5"]
-        script.run(line, killed(f"step == {step}"), (9,))
+        script.run([f"run.root={stopped}", "run.checkpoint_steps=5"], killed(f"step == {step}"), (9,))
     assert "resuming from" in script.run([f"run.root={stopped}"])
     assert record(stopped) == record(whole) and len(record(whole)) == 2  # the run and its shared first phase
 
-    full = "from harness.runs import Run\ndef due(*_): raise OSError(28, 'No space left')\nRun.due = due"
-    said = script.run([f"run.root={tmp_path / 'full'}"], full, (2,))
+    full = "import harness.launch, harness.runs\ndef full(*_): raise OSError(28, 'No space left')\n"
+    early, command = full + "harness.launch.keep_freed_memory = full", [f"run.root={tmp_path / 'full'}"]
+    said = script.run(command, full + "harness.runs.Run.due = full", (2,))
     assert said.splitlines()[-1].startswith("error: cannot write") and "Traceback" not in said
     (failed,) = (tmp_path / "full").rglob("FAILED")
     assert failed.read_text().startswith("cannot write") and "Traceback" in failed.read_text()
     assert not (failed.parent / "RUNNING").exists()
-    early = "import harness.launch\ndef full(): raise OSError(28, 'No space left')\nharness.launch.keep_freed_memory = full"
     failed.unlink()
-    other_rank = f"import os\nos.environ['RANK'] = '1'\n{early}"
-    script.run([f"run.root={tmp_path / 'full'}"], other_rank, (2,))
+    script.run(command, f"import os\nos.environ['RANK'] = '1'\n{early}", (2,))
     assert not failed.exists(), "rank 0 says what happened"
-    (failed.parent / "RUNNING").write_text(
-        "1"
-    )  # left by a process that was killed; another has its number now
-    script.run([f"run.root={tmp_path / 'full'}"], early, (2,))
+    (failed.parent / "RUNNING").write_text("1")  # of a process that was killed; another has its number now
+    script.run(command, early, (2,))
     assert failed.read_text().startswith("cannot write")
 
     said = script.run(["-m", "method=none,fire", "seed=1,2", f"run.root={root}"])

@@ -41,8 +41,9 @@ def test_methods_that_cannot_act_whenever_they_are_told_to_are_refused():
         with suppress(UserError):
             check_trigger({"name": "every", "steps": 5}, create(method), ())
             can.add(method)
-    during = {"cbp", "l2_init", "muon", "parseval", "plasticity_injection", "redo", "snr", "adamo"}
-    during |= {"fire_muon", "hare_tortoise", "spectral", "upgd", "weight_clipping"}
-    during |= {"cpr", "l2_er", "nap", "regrama", "swr"}
+    during = (
+        "cbp l2_init muon parseval plasticity_injection redo snr adamo fire_muon hare_tortoise spectral upgd "
+    )
+    during = {*during.split(), "weight_clipping", "cpr", "l2_er", "nap", "regrama", "swr"}
     assert during <= available().keys() and not can & during
     assert can >= {"none", "fire", "fire_exact", "full_reset", "shrink_perturb", "dash", "rescale", "cap"}
