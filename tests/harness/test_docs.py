@@ -93,7 +93,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     assert run(page)["trained"] == trained or trained is None
 
 
-def test_the_site_has_every_page():
+def test_the_site_has_every_page() -> None:
     listed = (ROOT / "docs/conf.py").read_text().partition("FOLDERS = ")[2].partition("\n}\n")[0]
     assert {path.stem for path in (ROOT / "docs").glob("*/*.md")} <= set(re.findall(r"\w+", listed))
 
