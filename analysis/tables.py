@@ -286,7 +286,8 @@ def status(material: Material) -> pd.DataFrame:
         seeds = (own if len(own) else runs).groupby("label")["seed"].nunique()
         most = f"{seeds.max()}" if seeds.nunique() == 1 else f"{seeds.min()}-{seeds.max()}"
         cells[setting] = f"{len(seeds)} methods x {most} seeds, {names.data(runs['data'].iloc[0])}"
-    return by_panel(pd.Series(cells).unstack().reindex(paper.panels(), columns=SIZES[:-1]).fillna("not run"))
+    table = pd.Series(cells).unstack().reindex(paper.panels(), columns=SIZES[:-1])
+    return by_panel(table.astype(object).fillna("not run"))
 
 
 def by_panel(table: pd.DataFrame) -> pd.DataFrame:
