@@ -1,4 +1,4 @@
-"""Identities and metrics are those of the golden record; `python tests/golden/record.py` prints both."""
+"""Identities and metrics are those of the golden record, which `python tests/golden/record.py` writes."""
 
 import csv
 import json
