@@ -111,13 +111,13 @@ def assert_close(weights: dict[str, Tensor], expected: dict[str, Tensor], tolera
 
 
 def assert_same_report(report: Report, expected: Report) -> None:
-    assert report.changed == expected.changed
-    assert [row.name for row in report.rows] == [row.name for row in expected.rows]
-    for row, other in zip(report.rows, expected.rows):
+    ours, theirs = report.to_dict(), expected.to_dict()
+    assert ours["changed"] == theirs["changed"] and ours["share"] == theirs["share"]
+    for row, other in zip(ours["rows"], theirs["rows"], strict=True):
         for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe", "norm_before", "norm_after"):
-            value, wanted = getattr(row, key), getattr(other, key)
-            assert value == wanted or value == pytest.approx(wanted, rel=1e-3, abs=1e-5), (row.name, key)
-        assert (row.action, row.reason) == (other.action, other.reason)
+            value, wanted = row[key], other[key]
+            assert value == wanted or value == pytest.approx(wanted, rel=1e-3, abs=1e-5), (row["name"], key)
+        assert all(row[key] == other[key] for key in ("name", "action", "reason"))
 
 
 def fired(model: nn.Module, **settings: object) -> tuple[dict[str, Tensor], Report]:
