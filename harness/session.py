@@ -189,10 +189,12 @@ class Session:
             sys.stdout.flush()
 
     def save(self, name: str | None = None) -> None:
-        """Write a checkpoint. One without a name ends the process if a signal has asked for that."""
-        parts = self._parts()
+        """Write a checkpoint, in time that `timing` does not count. One without a name ends the process if a signal has asked
+        for that."""
+        started, parts = time.perf_counter(), self._parts()
         if self.run:
             self.run.save(self.at["step"], parts, name)
+        self._started += time.perf_counter() - started
 
     def save_if_due(self) -> None:
         """Write a checkpoint if it is time, or if a signal asks to stop."""

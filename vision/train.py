@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from harness.device import autocast
 from harness.launch import launch
 from harness.runs.metrics import finite
 from harness.session import Session
@@ -37,10 +38,8 @@ def train(cfg: DictConfig) -> None:
         return
 
     # ------------------------------------------------------------------------------------------ data and network
-    at, device = (
-        session.at,
-        session.device,
-    )  # where the run stands, saved in checkpoints; it has phase and step
+    # at: where the run stands, saved in checkpoints; it has phase and step
+    at, device = session.at, session.device
     at |= {"epochs": 0, "batch": 0, "loss_sum": torch.zeros((), device=device)}
     curriculum = Curriculum(cfg, device, at)
     net = new_net(cfg, curriculum.images, device)
@@ -71,7 +70,7 @@ def train(cfg: DictConfig) -> None:
             net.train()
             for inputs, labels in curriculum.batches(phase, epoch, at["batch"]):
                 model = compiled if len(labels) == cfg.batch_size else net  # one shape, so one compiled graph
-                with torch.autocast(device.type, torch.bfloat16, enabled=cfg.precision == "bf16"):
+                with autocast(device, cfg.precision):
                     loss = cross_entropy(model(inputs), labels)
                 optimizer.zero_grad(set_to_none=True)
                 (loss + treatment.penalty()).backward()

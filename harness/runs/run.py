@@ -182,7 +182,7 @@ class Run:
         self._metrics.flush()
 
     def timing(self, **values: Any) -> None:
-        """Append one line to timing.jsonl: seconds, throughput, memory, which differ between repetitions of a run."""
+        """Append one line to timing.jsonl: counts and seconds, which differ between repetitions of a run."""
         with (self.place / "timing.jsonl").open("a") as handle:
             handle.write(as_line(values))
 

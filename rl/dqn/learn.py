@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
 from fire_core import Attached
+from harness.device import autocast
 from rl.captured import captured
 from rl.replay import Batch
 
@@ -70,8 +71,7 @@ def with_actions(batch: Batch, targets: Tensor) -> Tensor:
 
 def gradients(learner: Learner, trained: list[nn.Parameter], batch: Batch) -> tuple[Tensor, Tensor, Slopes]:
     """Return loss, mean target and gradients of `trained`, all detached: the part of an update that may be compiled."""
-    low = learner.precision == "bf16"
-    with torch.autocast(batch.rewards.device.type, torch.bfloat16, enabled=low):
+    with autocast(batch.rewards.device, learner.precision):
         wanted = td_targets(learner, batch)
         loss = td_loss(learner.net(batch.observations), with_actions(batch, wanted))
     return loss.detach(), wanted.mean(), torch.autograd.grad(loss, trained)

@@ -160,9 +160,9 @@ def train(cfg: DictConfig) -> None:
             # ---------------------------------------------------------------------------------- record it
             if at["step"] % cfg.eval_every == 0 or at["step"] in (cfg.midpoint, cfg.steps):
                 treatment.after_pass()
-                session.timing(step=at["step"] * session.repeat, agent_steps=at["step"])
                 what = f"%s at agent step {at['step']}"
                 results = {name: finite(float(value), what % name, cfg) for name, value in at["last"].items()}
+                session.timing(step=at["step"] * session.repeat, agent_steps=at["step"])
                 results |= test() | measure()
                 if at["returns"]:
                     results["train_return"] = float(np.mean(at["returns"]))

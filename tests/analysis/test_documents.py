@@ -57,10 +57,14 @@ def test_what_is_said_of_the_ends_of_the_spectrum():
     assert (labels.loc["small", "difference_low"] < 0).all(), "raising the small ones shows no gain"
     large = labels.loc["large", "difference"]
     assert large.idxmax() == 4.0 and large[4.0] > large[1.0]
-    large = resnet.loc["large", "difference"]
-    assert large.idxmax() == 0.5 and resnet.loc[("large", 4.0), "difference_low"] < 0
+    large, both = (resnet.loc[side] for side in ("large", "both"))
+    assert large["difference"].idxmax() == 0.5 and (large["difference_low"][[4.0, 8.0, 16.0]] <= 0).all()
+    cap = large.loc[both.index]
+    assert (both["difference_low"] < cap["difference_high"]).all(), "about as much as the cap"
+    assert (cap["difference_low"] < both["difference_high"]).all()
+    assert turned[0][1].set_index("label")["difference_low"]["singular_clip"] < 0, "nor does SingularClip"
     exact, cap = resnet.loc[("all", 0.5)], resnet.loc[("large", 0.5)]
-    assert cap["difference_low"] < exact["difference"] < cap["difference_high"], "does as well"
+    assert cap["difference_low"] < exact["difference"] < cap["difference_high"], "ends about as high"
 
 
 def test_a_caption_is_that_of_its_figure():
