@@ -189,8 +189,7 @@ class Session:
             sys.stdout.flush()
 
     def save(self, name: str | None = None) -> None:
-        """Write a checkpoint, in time that `timing` does not count. One without a name ends the process if a signal has asked
-        for that."""
+        """Write a checkpoint, in time that `timing` does not count. One without a name ends the process if a signal asks."""
         started, parts = time.perf_counter(), self._parts()
         if self.run:
             self.run.save(self.at["step"], parts, name)
