@@ -1,7 +1,7 @@
 """Table and figure of one sweep, with a list of the runs that are missing."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +21,7 @@ NOTE = (
 )
 SHOWN = 2  # panels whose curves are shown on a terminal
 NO_VERDICT = "no verdict: no comparison that is judged is between two of these methods at their own settings"
-WIDTH, HEIGHT = 60, 8  # of a chart, in characters
-# of a character of braille, from its top
-DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
+WIDTH, BARS = 60, "▁▂▃▄▅▆▇█"  # of a curve in characters
 
 
 def show(results: Results, experiments: Sequence[str], root: Path, size: str) -> list[str]:
@@ -67,35 +65,23 @@ def section(part: Results, rows: pd.DataFrame) -> str:
 
 
 def curves_of(part: Results) -> str:
-    """Return the mean curves of one setting as characters: of the methods of interest or else of the first six."""
+    """Return the mean curves of one setting, one line each: of the methods of interest or else of the first six."""
     measure, looks = measures.of(part)[0], names.looks(part)
     rows, unit, *_ = curves.points(part.plain, measure)
     labels = [label for label in looks if label in set(rows["label"])]
     shown = [label for label in labels if label in plot.INTEREST] or labels[:6]
     means = {looks[label].name: rows[rows["label"] == label].groupby("x")["value"].mean() for label in shown}
-    return f"{part.first['experiment']}: {measure.axis} against {unit}\n{chart(means)}"
+    low, high = pd.concat(means).agg(["min", "max"])
+    x = np.linspace(rows["x"].min(), rows["x"].max(), WIDTH)
+    lines = [f"{part.first['experiment']}: {measure.axis} against {unit}, from {low:.3g} to {high:.3g}"]
+    share = {name: (line - low) / ((high - low) or 1) for name, line in means.items()}
+    return "\n".join(lines + [f"{bars(line, x)} {name}" for name, line in share.items()])
 
 
-def chart(lines: Mapping[str, pd.Series]) -> str:
-    """Return `HEIGHT` lines of characters of braille with all curves (index: x in ascending order), and the name of each
-    beside its end, or in the nearest free line. The numbers on the left are the largest and the smallest value."""
-    columns, rows = 2 * WIDTH, 4 * HEIGHT
-    every = pd.concat(lines)
-    x, low, high = every.index.get_level_values(1), every.min(), every.max()
-    dots, titles = np.zeros((rows, columns), bool), dict[int, str]()
-    for name, line in lines.items():
-        places = (line.index - x.min()) / ((x.max() - x.min()) or 1) * (columns - 1)
-        drawn = np.arange(np.ceil(places[0]), np.floor(places[-1]) + 1, dtype=int)
-        heights = (high - line) / ((high - low) or 1) * (rows - 1)
-        levels = np.interp(drawn, places, heights).round().astype(int)
-        for column, start, end in zip(drawn, [levels[0], *levels], levels):
-            dots[min(start, end) : max(start, end) + 1, column] = True  # no gap where a curve is steep
-        if free := {*range(HEIGHT)} - {*titles}:
-            titles[min(free, key=lambda row: abs(row - levels[-1] // 4))] = name
-    ends = {0: f"{high:.3g}", HEIGHT - 1: f"{low:.3g}"}
-    codes = 0x2800 + (dots.reshape(HEIGHT, 4, WIDTH, 2) * DOTS[:, None]).sum((1, 3))
-    text = ["".join(map(chr, line)) for line in codes]
-    return "\n".join(f"{ends.get(i, ''):>8} {text[i]} {titles.get(i, '')}".rstrip() for i in range(HEIGHT))
+def bars(line: pd.Series, x: np.ndarray) -> str:
+    """Return a curve (index: x in ascending order, values from 0 to 1) at places `x`, with a blank where it has no value."""
+    levels = np.interp(x, line.index, line, left=np.nan, right=np.nan)
+    return "".join(" " if np.isnan(level) else BARS[round(level * (len(BARS) - 1))] for level in levels)
 
 
 def sentences(compared: pd.DataFrame) -> list[str]:
