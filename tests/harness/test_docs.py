@@ -1,6 +1,7 @@
 """The documentation holds: its code runs, its commands and links exist, its tables are what commands print."""
 
 import contextlib
+import dataclasses
 import importlib
 import io
 import re
@@ -19,9 +20,10 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 import fire_core.methods
 from analysis import paper
-from fire_core import UserError, attach, fire
+from fire_core import State, UserError, attach, fire, trial, triggers
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
+from fire_core.targets.table import PRESETS
 from harness import campaign
 from harness.config import options
 
@@ -273,3 +275,31 @@ def test_the_readme_gives_the_size_of_the_papers_campaign(tmp_path):
     written = re.search(r"(\d+) runs, about ([\d,]+) hours", (ROOT / "README.md").read_text())
     assert computed and written
     assert written.groups() == (computed[1], f"{round(float(computed[2]), -2):,.0f}")
+
+
+def test_a_trial_takes_the_method_of_the_readme() -> None:
+    known = run(ROOT / "README.md")
+    model, initial = known["model"], known["initial"]
+    given = {"methods": ["fire", known["Spare"]()], "initial": initial}
+    result = trial(model, known["optimizer"], known["step"], batches=range(20), steps=10, **given)
+    assert result.scores["spare"] != result.scores["none"]
+
+
+TRIGGERS = [kind for kind in triggers.Trigger.__subclasses__() if kind.__module__ == triggers.__name__]
+
+
+@pytest.mark.parametrize(
+    "page, names",
+    [
+        ("targets", [f'`"{preset}"`' for preset in PRESETS]),
+        ("triggers", [f"`{kind.__name__}(" for kind in TRIGGERS]),
+    ],
+)
+def test_a_page_names_all_that_there_is(page: str, names: list[str]) -> None:
+    text = (CONCEPTS / f"{page}.md").read_text()
+    assert names and all(name in text for name in names)
+
+
+def test_the_site_shows_every_field_of_the_state() -> None:
+    (shown,) = re.findall(r"fire_core\.State\((.*)\)", (ROOT / "docs/api/methods.md").read_text())
+    assert shown.split(", ") == [field.name for field in dataclasses.fields(State)]

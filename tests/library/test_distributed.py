@@ -1,30 +1,24 @@
-"""Two processes (gloo, CPU) against one: the same weights, bit-equal replicas, errors on every rank.
+"""Two processes (gloo, CPU) against one: the same weights, bit-equal replicas, errors on every rank."""
 
-Both processes run every check, a function of their rank, and one test for each of them reads what became of it.
-"""
-
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-from functools import partial
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fire_core import Report, State, UserError, find_targets, fire, reset_optimizer_state
+from fire_core import State, UserError, find_targets, fire, reset_optimizer_state
 from fire_core.engine import Treated, observe, treat_model
-from fire_core.methods import Method, create
+from fire_core.methods import create
 from fire_core.methods.controls import random_orthogonal
 from fire_core.methods.dash import dash
-from tests.tiny_nets import Net, untouched
+from tests.tiny_nets import Net
 
 EXACT = {"solver": "exact"}
 SOLVERS = ({"iterations": 5}, EXACT, EXACT | {"strength": 0.5}, EXACT | {"scale": "initial"})
@@ -33,7 +27,7 @@ LINEAR_LAYERS = {"targets": "conv", "reset": "linear"}
 STARTS = (("full_reset", {}), ("shrink_perturb", {"shrink": 0.3}), ("fire", LINEAR_LAYERS))
 
 
-def forward(net: Net, x: Tensor) -> Tensor:
+def forward(net: Net, x: torch.Tensor) -> torch.Tensor:
     hidden = net.wide(net.fused(net.conv(net.tokens(x).mT).mT)).relu()
     return net.head(net.last(net.tall(hidden)))
 
@@ -57,20 +51,9 @@ def strided() -> Net:
     return model
 
 
-def full(model: nn.Module) -> dict[str, Tensor]:
+def full(model: nn.Module) -> dict[str, torch.Tensor]:
     parameters = {name.removeprefix("module."): p.detach() for name, p in model.named_parameters()}
     return {n: p.full_tensor() if isinstance(p, DTensor) else p.clone() for n, p in parameters.items()}
-
-
-@contextmanager
-def stays(model: nn.Module) -> Iterator[None]:
-    """Fail if a weight of a sharded model changes inside the block."""
-    before = full(model)
-    yield
-    assert all(torch.equal(p, before[name]) for name, p in full(model).items())
-
-
-error = partial(pytest.raises, (UserError, RuntimeError))
 
 
 def sharded() -> Net:
@@ -87,107 +70,74 @@ def cut_by_columns() -> Net:
     return model
 
 
+def message(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except (UserError, RuntimeError) as error:
+        return str(error)
+    return "no error"
+
+
+def fails_on_one_rank(stack: torch.Tensor, group: list) -> Treated:
+    if dist.get_rank() == 1:
+        raise torch.OutOfMemoryError("no memory left")
+    return Treated(stack)
+
+
+def fired(model: nn.Module, **settings: object) -> tuple[dict, dict, list[str]]:
+    if settings.get("scale") == "initial":  # named and sharded as the model's own parameters
+        settings["initial"] = {name: 2.0 * p.detach() for name, p in model.named_parameters()}
+    report = fire(model, **settings)
+    return full(model), report.to_dict(), sorted(report.changed)
+
+
+def replicated_models() -> dict:
+    found = {}
+    for i, settings in enumerate(SOLVERS):
+        found["plain", i] = fired(make(), group=dist.group.WORLD, **settings)
+        found["ddp", i] = fired(DistributedDataParallel(strided()), **settings)
+    return found
+
+
+def sharded_models() -> dict:
+    found = {("fsdp2", i): fired(sharded(), **settings) for i, settings in enumerate(SOLVERS)}
+    found["columns", 1] = fired(cut_by_columns(), **SOLVERS[1])
+    wrapped = DistributedDataParallel(make())
+    found["table", 1] = fired(wrapped, targets=find_targets(wrapped), **SOLVERS[1])
+    return found
+
+
+def forgets_what_was_changed(model: nn.Module) -> bool:
+    """`report.parameters` are the optimizer's own objects, whatever wraps or shards the model."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    held, report = len(optimizer.state), fire(model)
+    dropped = reset_optimizer_state(optimizer, "clear_changed", report)
+    return dropped == len(report.changed) == held - len(optimizer.state) > 0
+
+
+def dry_run() -> bool:
+    model = sharded()
+    before, report = full(model), fire(model, dry_run=True)
+    count = len(find_targets(make()).included)
+    return stays(model, before) and not report.changed and len(report.treated()) == count
+
+
 def twins() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
 
 
-CHECKS: dict[str, Callable[[int], None]] = {}
+def drawn_at_random(model: nn.Module) -> tuple[dict, int]:
+    """Weights after `random_orthogonal`, and the next number of its generator."""
+    generator = torch.Generator().manual_seed(3)
+    random_orthogonal(model, generator=generator)
+    return full(model), int(torch.randint(1000, (), generator=generator))
 
 
-def check(function: Callable[[int], None]) -> Callable[[int], None]:
-    CHECKS[function.__name__] = function
-    return function
-
-
-def assert_close(weights: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 2e-6) -> None:
-    """Near the expected ones, and the same bits on every rank."""
-    assert weights.keys() == expected.keys()
-    for name, weight in weights.items():
-        assert torch.allclose(weight, expected[name], atol=tolerance), name
-        first = weight.clone(memory_format=torch.contiguous_format)
-        dist.broadcast(first, 0)
-        assert torch.equal(weight, first), name
-
-
-def assert_same_report(report: Report, expected: Report) -> None:
-    ours, theirs = report.to_dict(), expected.to_dict()
-    assert ours["changed"] == theirs["changed"] and ours["share"] == theirs["share"]
-    for row, other in zip(ours["rows"], theirs["rows"], strict=True):
-        for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe", "norm_before", "norm_after"):
-            value, wanted = row[key], other[key]
-            assert value == wanted or value == pytest.approx(wanted, rel=1e-3, abs=1e-5), (row["name"], key)
-        assert all(row[key] == other[key] for key in ("name", "action", "reason"))
-
-
-def fired(model: nn.Module, **settings: object) -> tuple[dict[str, Tensor], Report]:
-    if settings.get("scale") == "initial":  # named and sharded as the model's own parameters
-        settings["initial"] = {name: 2.0 * p.detach() for name, p in model.named_parameters()}
-    report = fire(model, **settings)
-    return full(model), report
-
-
-@check
-def two_processes_equal_one(rank: int) -> None:
-    for settings in SOLVERS:
-        expected, expected_report = fired(make(), **settings)
-        found = [fired(make(), group=dist.group.WORLD, **settings), fired(sharded(), **settings)]
-        found.append(fired(DistributedDataParallel(strided()), **settings))
-        if settings == EXACT:
-            wrapped = DistributedDataParallel(make())
-            found.append(fired(wrapped, targets=find_targets(wrapped), **settings))
-            found.append(fired(cut_by_columns(), **settings))
-        for weights, report in found:
-            assert_close(weights, expected)
-            assert_same_report(report, expected_report)
-
-
-@check
-def random_matrices_are_those_of_one_process(rank: int) -> None:
-    """Equal layers on different ranks get different matrices, and no rank's generator runs ahead."""
-    models, following = (twins(), fully_shard(twins())), []
-    for model in models:
-        generator = torch.Generator().manual_seed(3)
-        random_orthogonal(model, generator=generator)
-        following.append(torch.randint(1000, (), generator=generator))
-    assert following[0] == following[1]
-    assert_close(full(models[1]), full(models[0]), tolerance=0.0)
-    assert not torch.allclose(models[0][0].weight, models[0][1].weight, atol=0.1)
-
-
-@check
-def dash_follows_the_mean_of_all_ranks(rank: int) -> None:
-    whole = tuple(torch.cat(parts) for parts in zip(*BATCHES, strict=True))
-    models = make(), DistributedDataParallel(make())
-    for model, batches in zip(models, ([whole], BATCHES[rank : rank + 1])):
-        dash(model, batches, lambda output, y: (output * y).sum(), alpha=1.0)
-    assert_close(full(models[1]), full(models[0]), tolerance=1e-6)
-
-
-@check
-def methods_that_read_the_starting_weights_treat_replicas(rank: int) -> None:
-    """Names are those of the module inside DistributedDataParallel, also where the starting weights carry its prefix."""
-
-    def treated(method: Method, model: nn.Module, initial: dict) -> tuple[dict, Report, list[str]]:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(0.5)
-        report = method.boundary(State({"net": model}, initial={"net": initial}))
-        names = {id(p): name.removeprefix("module.") for name, p in model.named_parameters()}
-        return full(model), report, [names[id(p)] for p in report.parameters]
-
-    for name, settings in STARTS:
-        method, bare = create(name, **settings), make().state_dict()
-        expected, expected_report, parameters = treated(method, make(), bare)
-        for initial in (bare, DistributedDataParallel(make()).state_dict()):
-            weights, report, found = treated(method, DistributedDataParallel(make()), initial)
-            assert found == parameters
-            assert_close(weights, expected)
-            assert_same_report(report, expected_report)
-
-
-@check
-def training_goes_on(rank: int) -> None:
+def training_goes_on() -> bool:
     """The parameters stay the optimizer's, forward and backward work, the projected values are used."""
     x, model, reference = torch.arange(12)[None], sharded(), make()
     before, outputs = [id(p) for p in model.parameters()], []
@@ -197,107 +147,177 @@ def training_goes_on(rank: int) -> None:
         outputs.append(net(x))
         outputs[-1].square().mean().backward()
         optimizer.step()
-    assert torch.allclose(*outputs, atol=1e-5) and before == [id(p) for p in model.parameters()]
-    assert_close(full(model), full(reference), tolerance=1e-5)
+    after = full(model)
+    stepped = all(torch.allclose(after[n], p, atol=1e-5) for n, p in reference.named_parameters())
+    return torch.allclose(*outputs, atol=1e-5) and stepped and before == [id(p) for p in model.parameters()]
 
 
-@check
-def the_optimizer_forgets_what_was_changed(rank: int) -> None:
-    """`report.parameters` are the optimizer's own objects, whatever wraps or shards the model."""
-    nested = nn.ModuleDict({"a": DistributedDataParallel(make())})
-    for model in (DistributedDataParallel(make()), sharded(), nested):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-        held, report = len(optimizer.state), fire(model)
-        dropped = reset_optimizer_state(optimizer, "clear_changed", report)
-        assert dropped == len(report.changed) == held - len(optimizer.state) > 0
+def stays(model: nn.Module, start: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(p, start[name]) for name, p in full(model).items())
 
 
-@check
-def a_dry_run_writes_nothing(rank: int) -> None:
-    model = sharded()
-    with stays(model):
-        report = fire(model, dry_run=True)
-    assert not report.changed and len(report.treated()) == len(find_targets(make()).included)
-
-
-@check
-def errors_reach_every_rank_and_nothing_is_written(rank: int) -> None:
+def failures(rank: int) -> dict:
+    found = {}
     model = sharded()
     for name in ("wide", "tall"):
-        local = model.get_submodule(name).weight.to_local().detach()
-        with stays(model):
-            old = local.clone()
-            if rank == 1:
-                local[0, 0] = torch.nan
-            with error(match=f"{name}.weight"):
-                fire(model)
-            local.copy_(old)
-    model, wrapped = make(), DistributedDataParallel(make())
-    if rank == 1:
-        for differing in (model, wrapped.module):
-            differing.last.weight.data += 1.0
-    with untouched(model), error(match=r"last\.weight"):
-        fire(model, group=dist.group.WORLD)
-    with error(match=r"last\.weight"):
-        fire(wrapped)
-
-    def fails_on_one_rank(stack: Tensor, group: list) -> Treated:
+        start, local = full(model), model.get_submodule(name).weight.to_local().detach()
+        old = local.clone()
         if rank == 1:
-            raise torch.OutOfMemoryError("no memory left")
-        return Treated(stack)
-
+            local[0, 0] = torch.nan
+        found[f"nan in {name}"] = message(lambda: fire(model))
+        local.copy_(old)
+        found[f"{name} untouched"] = stays(model, start)
+    model, wrapped = make(), DistributedDataParallel(make())
+    for differing in (model, wrapped.module):
+        if rank == 1:
+            differing.last.weight.data += 1.0
+    start = full(model)
+    found["replicas differ"] = message(lambda: fire(model, group=dist.group.WORLD))
+    found["replicas untouched"] = stays(model, start)
+    found["ddp replicas differ"] = message(lambda: fire(wrapped))
     failing = sharded()
-    with error(match="rank 1: OutOfMemoryError: no memory left"):
-        treat_model(failing, find_targets(failing), fails_on_one_rank, action="none")
-    with error(match="random_orthogonal"), observe(sharded(), action="halved", method="halve"):
-        pass
+    table = find_targets(failing)
+    found["out of memory"] = message(lambda: treat_model(failing, table, fails_on_one_rank, action="none"))
+    observed = observe(sharded(), action="halved", method="halve")
+    found["boundary method"] = message(observed.__enter__)
     flat = FullyShardedDataParallel(make(), use_orig_params=True, device_id=torch.device("cpu"))
-    with error(match="summon_full_params"):
-        find_targets(flat)
+    found["fsdp1"] = message(lambda: find_targets(flat))
+    return found
 
 
-@check
-def the_ranks_share_the_work(rank: int) -> None:
+def who_works() -> list[str]:
+    """Parameters that this rank treated itself."""
     mine: list[str] = []
 
-    def noted(stack: Tensor, group: list) -> Treated:
+    def noted(stack: torch.Tensor, group: list) -> Treated:
         mine.extend(target.parameter for target in group)
         return Treated(stack)
 
-    model, parts = make(), [None, None]
-    table = find_targets(model)
-    treat_model(model, table, noted, action="noted", group=dist.group.WORLD)
-    dist.all_gather_object(parts, mine)
-    first, second = map(set, parts)
-    assert first and second and not first & second
-    assert first | second == {target.parameter for target in table.included}
+    model = make()
+    treat_model(model, find_targets(model), noted, action="noted", group=dist.group.WORLD)
+    return mine
+
+
+def towards_the_start(
+    model: nn.Module, method: str, initial: dict | None = None, **settings: object
+) -> tuple[dict, dict, list[str], list[str]]:
+    """Weights, report and what was changed after a method that reads the starting weights, which are whole on every rank."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    state = State({"net": model}, initial={"net": initial or make().state_dict()})
+    report = create(method, **settings).boundary(state)
+    names = {id(parameter): name.removeprefix("module.") for name, parameter in model.named_parameters()}
+    return full(model), report.to_dict(), sorted(report.changed), [names[id(p)] for p in report.parameters]
+
+
+def dashed(model: nn.Module, batches: list) -> dict:
+    dash(model, batches, lambda output, y: (output * y).sum(), alpha=1.0)
+    return full(model)
 
 
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    where = {"init_method": f"file://{folder}/rendezvous", "timeout": timedelta(seconds=60)}
-    dist.init_process_group("gloo", rank=rank, world_size=2, **where)
-    failed = {}
-    for name, function in CHECKS.items():
-        try:
-            function(rank)
-        except Exception:
-            failed[name] = traceback.format_exc()
-    torch.save(failed, f"{folder}/{rank}.pt")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    found = {"replicated": replicated_models(), "sharded": sharded_models(), "training": training_goes_on()}
+    found |= {"random": drawn_at_random(fully_shard(twins())), "failures": failures(rank)}
+    wrapped = {"ddp": DistributedDataParallel(make()), "fsdp2": sharded()}
+    wrapped["nested"] = nn.ModuleDict({"a": DistributedDataParallel(make())})
+    found["changed"] = {name: forgets_what_was_changed(model) for name, model in wrapped.items()}
+    found |= {"dry run": dry_run(), "mine": who_works()}
+    found["dash"] = dashed(DistributedDataParallel(make()), BATCHES[rank : rank + 1])
+    for initial in (None, DistributedDataParallel(make()).state_dict()):
+        for method, settings in STARTS:
+            after = towards_the_start(DistributedDataParallel(make()), method, initial, **settings)
+            found.setdefault(method, []).append(after)
+    torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def failed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """The traceback of each check that failed, for each rank."""
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     folder = tmp_path_factory.mktemp("ranks")
     torch.multiprocessing.spawn(work, (str(folder),), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_two_ranks(failed: list[dict[str, str]], name: str) -> None:
-    assert [rank.get(name, "") for rank in failed] == ["", ""]
+def test_random_matrices_are_those_of_one_process(ranks):
+    """Equal layers on different ranks get different matrices, and no rank's generator runs ahead."""
+    expected, following = drawn_at_random(twins())
+    assert not torch.allclose(expected["0.weight"], expected["1.weight"], atol=0.1)
+    for found in ranks:
+        weights, number = found["random"]
+        assert number == following
+        assert all(torch.equal(weights[name], weight) for name, weight in expected.items())
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[tuple[dict, dict, list]]:
+    return [fired(make(), **settings) for settings in SOLVERS]
+
+
+def assert_rows_match(actual: dict, expected: dict) -> None:
+    assert [row["name"] for row in actual["rows"]] == [row["name"] for row in expected["rows"]]
+    for row, other in zip(actual["rows"], expected["rows"]):
+        for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe", "norm_before", "norm_after"):
+            value = other[key] if other[key] is None else pytest.approx(other[key], rel=1e-3, abs=1e-5)
+            assert row[key] == value, (row["name"], key)
+        assert (row["action"], row["reason"]) == (other["action"], other["reason"])
+
+
+@pytest.mark.parametrize("kind", ["replicated", "sharded"])
+def test_two_processes_equal_one(ranks: list[dict], alone: list, kind: str) -> None:
+    for key, (weights, report, changed) in ranks[0][kind].items():
+        expected_weights, expected_report, expected_changed = alone[key[1]]
+        assert changed == expected_changed
+        for name, weight in expected_weights.items():
+            assert torch.allclose(weights[name], weight, atol=2e-6), (key, name)
+            assert torch.equal(weights[name], ranks[1][kind][key][0][name]), (key, name)
+        assert_rows_match(report, expected_report)
+
+
+def test_dash_follows_the_mean_of_all_ranks(ranks: list[dict]) -> None:
+    whole = tuple(torch.cat(parts) for parts in zip(*BATCHES, strict=True))
+    for name, weight in dashed(make(), [whole]).items():
+        assert all(torch.allclose(found["dash"][name], weight, atol=1e-6) for found in ranks), name
+        assert torch.equal(ranks[0]["dash"][name], ranks[1]["dash"][name])
+
+
+def test_methods_that_read_the_starting_weights_treat_replicas(ranks: list[dict]) -> None:
+    """Names are those of the module inside DistributedDataParallel, also where the starting weights carry its prefix."""
+    for method, settings in STARTS:
+        weights, report, changed, parameters = towards_the_start(make(), method, **settings)
+        for found in ranks[0][method] + ranks[1][method]:
+            assert found[2:] == (changed, parameters)
+            assert all(torch.allclose(found[0][name], weight, atol=2e-6) for name, weight in weights.items())
+            assert_rows_match(found[1], report)
+
+
+def test_training_goes_on_and_changed_means_the_same_for_every_wrapper(ranks: list[dict]) -> None:
+    for rank in ranks:
+        assert rank["changed"] == {"ddp": True, "fsdp2": True, "nested": True}
+        assert rank["dry run"] and rank["training"]
+
+
+SAID = {
+    "nan in wide": "wide.weight",
+    "nan in tall": "tall.weight",
+    "replicas differ": "last.weight",
+    "ddp replicas differ": "last.weight",
+    "out of memory": "rank 1: OutOfMemoryError: no memory left",
+    "boundary method": "random_orthogonal",
+    "fsdp1": "summon_full_params",
+}
+
+
+@pytest.mark.parametrize("failure, said", SAID.items())
+def test_errors_reach_every_rank_and_nothing_is_written(ranks: list[dict], failure: str, said: str) -> None:
+    for rank in ranks:
+        assert said in rank["failures"][failure]
+        assert all(rank["failures"][f"{name} untouched"] for name in ("wide", "tall", "replicas"))
+
+
+def test_the_ranks_share_the_work(ranks: list[dict]) -> None:
+    first, second = (set(rank["mine"]) for rank in ranks)
+    assert first and second and not first & second
+    assert first | second == {t.parameter for t in find_targets(make()).included}

@@ -1,17 +1,73 @@
-"""fire(): the report, failures, and what happens to awkward weights. Its formula is tested in tests/official."""
+"""fire(): the published formula, the exact projection, and what happens to awkward weights."""
 
 import copy
 import math
+import sys
+import traceback
+import weakref
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import fire_core
 from fire_core import UserError, find_targets, fire, polar, project_, reset_optimizer_state
 from fire_core.engine import Treated, treat_tensors
 from fire_core.measure.metrics import deviation_from_isometry
-from tests.polar_cases import spread, with_spectrum
+from language.model import Decoder, Shape
+from tests.polar_cases import published, spread, with_spectrum
 from tests.tiny_nets import linear, untouched
+from vision.models import build
+
+SHAPES = {"channels": 3, "image_size": 32, "classes": 10}
+
+
+def paper(w: torch.Tensor, iterations: int) -> torch.Tensor:
+    """The paper's Algorithm 1 on one matrix."""
+    return published(w, iterations) * math.sqrt(w.shape[0] / w.shape[1])
+
+
+def paper_layer(layer: nn.Module, iterations: int) -> torch.Tensor:
+    """The weight of a Linear or Conv2d after the published algorithm, tap by tap."""
+    w = layer.weight.detach().clone()
+    for i, j in np.ndindex(*w.shape[2:]) if w.ndim == 4 else ():
+        w[:, :, i, j] = paper(w[:, :, i, j], iterations) / w[0, 0].numel()
+    return w if w.ndim == 4 else paper(w, iterations)
+
+
+def assert_fired(net: nn.Module, expected: dict[str, torch.Tensor], iterations: int) -> None:
+    """FIRE changes the parameters named, as expected, and no other."""
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    assert fire(net, iterations=iterations).changed == set(expected)
+    for name, parameter in net.named_parameters():
+        want = expected.get(name, before[name])
+        assert (parameter - want).norm() <= 1e-5 * want.norm().clamp_min(1e-12), name
+
+
+NARROWER = {"resnet18": {}, "vit_tiny": {}, "vgg16": {"width": 32, "image_size": 64}}
+
+
+@pytest.mark.parametrize("name", NARROWER)
+def test_equals_the_published_formula(name):
+    torch.manual_seed(0)
+    net = build(name, **SHAPES | NARROWER[name])
+    layers = {n: m for n, m in net.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+    assert_fired(net, {f"{n}.weight": paper_layer(layer, 10) for n, layer in layers.items()}, 10)
+
+
+def test_a_gpt_is_treated_matrix_by_matrix():
+    """q, k and v of the fused weight are matrices of their own; the tied embedding is the output layer."""
+    torch.manual_seed(0)
+    net = Decoder(Shape(layers=1, heads=2, width=16, block=8, vocabulary=40))
+    expected = {"wte.weight": paper(net.wte.weight.detach(), 5)}
+    for name, module in net.named_modules():
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            rows = 16 if name.endswith("c_attn") else len(module.weight)
+            parts = module.weight.detach().split(rows)
+            expected[f"{name}.weight"] = torch.cat([paper(part, 5) for part in parts])
+    assert_fired(net, expected, 5)
 
 
 def test_report_figures_by_hand():
@@ -39,15 +95,21 @@ def test_the_report_is_of_the_weight_as_stored():
     assert row.dfi_factor < 1e-8
 
 
-def test_settings_reach_the_solver_and_its_residual_the_report():
+def test_the_tolerance_reaches_the_solver():
     """A matrix of six decades, which the exact solver repairs only where 1e-8 is asked for."""
-    for settings in ({"solver": "exact"}, {"solver": "exact", "tolerance": 1.0}, {"iterations": 3}):
+    left = []
+    for settings in ({}, {"tolerance": 1.0}):
         net = nn.Linear(128, 128, bias=False)
         net.weight.data.copy_(with_spectrum(128, 128, spread(128, 6.0)))
-        expected = polar(net.weight, **{"solver": "newton_schulz", **settings}).residual.item()
-        (row,) = fire(net, **settings).treated()
-        assert row.dfi_factor == pytest.approx(expected, rel=1e-3)
-        assert (expected <= 1e-8) == (settings == {"solver": "exact"})
+        left.append(fire(net, solver="exact", **settings).treated()[0].dfi_factor)
+    assert left[0] <= 1e-8 < left[1]
+
+
+def test_the_report_says_how_far_the_published_factor_is_from_orthogonal():
+    net = nn.Linear(10, 40, bias=False)
+    expected = polar(net.weight, "newton_schulz", iterations=3).residual.item()
+    (row,) = fire(net, iterations=3).treated()
+    assert row.dfi_factor == pytest.approx(expected, rel=1e-3) and expected > 0.1
 
 
 def two_layers() -> nn.Sequential:
@@ -66,11 +128,24 @@ def test_a_failure_in_the_second_stack_leaves_the_model_alone(wrong):
             raise torch.OutOfMemoryError("no memory left")
         return Treated(stack * float("nan"))
 
-    error, message = (
-        (UserError, r"NaN.*1\.weight") if wrong == "nan" else (torch.OutOfMemoryError, "no memory")
-    )
-    with untouched(net), pytest.raises(error, match=message):
+    message = {"nan": r"NaN.*1\.weight", "error": "no memory"}[wrong]
+    with untouched(net), pytest.raises((UserError, torch.OutOfMemoryError), match=message):
         treat_tensors(dict(net.named_parameters()), find_targets(net), treat, action="halved")
+
+
+def test_a_report_keeps_no_matrix_alive():
+    """Beside the report, only the parameters themselves are left of a treatment."""
+    net = two_layers()
+    kept = []
+
+    def treat(stack, group):
+        kept.append(weakref.ref(stack))
+        return Treated(stack / 2)
+
+    report = treat_tensors(dict(net.named_parameters()), find_targets(net), treat, action="halved")
+    assert len(kept) == 2 and not any(reference() is not None for reference in kept)
+    net[0].weight.data.zero_()
+    assert report.rows[0].norm_after == pytest.approx(report.rows[0].norm_before / 2)
 
 
 REASONS = {0.0: "all-zero matrix", 1e-6: "norm 1e-06 is below min_norm=0.001", math.nan: "", math.inf: ""}
@@ -144,3 +219,27 @@ def test_tied_weights_are_treated_once_and_forgotten_together():
     buffer = torch.randn(8, 4)
     net[0].weight, net[1].weight = nn.Parameter(buffer[:4]), nn.Parameter(buffer[4:])
     assert len(fire(net).treated()) == 2
+
+
+def test_a_call_is_small_and_the_way_to_the_first_matrix_product_is_short():
+    """At most 50 functions in 7 files, and six calls deep at the first product."""
+    root = str(Path(fire_core.__file__).parent)
+    called, at_product = set(), []
+
+    def watch(frame, event, function):
+        if event == "call" and frame.f_code.co_filename.startswith(root):
+            called.add(frame.f_code)
+        if event == "c_call" and function.__name__ in ("bmm", "baddbmm", "matmul", "mm") and not at_product:
+            at_product.extend(each.f_code for each, _ in traceback.walk_stack(frame))
+
+    net = two_layers()
+    sys.setprofile(watch)
+    try:
+        fire(net)
+    finally:
+        sys.setprofile(None)
+    way = [Path(c.co_filename).name for c in reversed(at_product) if c.co_filename.startswith(root)]
+    assert way == ["projection.py", "engine.py", "engine.py", "projection.py", "polar.py", "polar.py"]
+    functions = {(Path(c.co_filename).name, c.co_qualname) for c in called if "<" not in c.co_name}
+    files = {file for file, _ in functions}
+    assert len(functions) <= 45 and len(files) <= 7, sorted(functions)

@@ -234,3 +234,11 @@ def test_a_step_that_overflows_leaves_no_trace(case):
         if step % 2:
             treatment.after_pass()
     assert run.weights().isfinite().all()
+
+
+def test_the_state_of_another_method_is_left_alone():
+    """Runs may share a first phase, which another method trained."""
+    other = Training("cbp").train(3).save()
+    run = Training("hare_tortoise").load(other)
+    assert torch.equal(run.weights(), Training("cbp").train(3).weights())
+    assert run.treatment.method.state_dict() == Training("hare_tortoise").treatment.method.state_dict()

@@ -322,3 +322,10 @@ def test_matrices_of_full_rank_need_no_svd(monkeypatch: pytest.MonkeyPatch) -> N
         torch.testing.assert_close(result.factor, torch.eye(100)[order], rtol=0, atol=1e-5 + 2e-7 / smallest)
     # falling off evenly to 1e-6, beyond the few values that are set in one stroke
     assert polar(with_spectrum(192, 192, spread(192, 6.0))).residual <= 1e-8
+
+
+@pytest.mark.parametrize("steps", [(CUBIC,) * 2, quintic_schedule(0.1, 1e-2)])
+def test_the_fixed_step_kernel_compiles_without_a_graph_break(steps: tuple) -> None:
+    matrices = gaussian(3, 24, 16) / 10
+    compiled = torch.compile(lambda x: polynomial_steps(x, steps), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(matrices), polynomial_steps(matrices, steps))

@@ -35,7 +35,8 @@ def learner(weights=((1.0,), (2.0,)), **changes):
 
 def with_sgd(net, penalty=lambda: 0.0):
     """What `update` needs of an attached method."""
-    return Mock(optimizer=torch.optim.SGD(net.parameters(), lr=0.1), penalty=penalty)
+    known = ["optimizer", "penalty", "before_step", "after_step"]
+    return Mock(spec=known, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), penalty=penalty)
 
 
 def test_one_update_by_hand(fidelity):
@@ -138,7 +139,6 @@ def test_exploration_draws_once_for_all_or_for_each(compat, together):
 
 
 def trained():
-    torch.manual_seed(0)
     net = DQN(3, (14, 14), ((8, 4, 2), (8, 3, 1)), 16)
     state = State({"net": net}, initial=snapshot({"net": net}), phase=1)
     for p in net.parameters():
@@ -148,6 +148,7 @@ def trained():
 
 @pytest.mark.parametrize("name", ["fire", "shrink_perturb"])
 def test_the_experiment_treats_convolutions_and_resets_linear_layers(name):
+    torch.manual_seed(0)
     net, state = trained()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     cfg = compose_config("dqn", ["experiment=fig4a_asterix", f"method={name}"])
@@ -165,6 +166,7 @@ def test_the_experiment_treats_convolutions_and_resets_linear_layers(name):
 
 
 def test_measures_name_every_layer_and_stop_where_a_value_is_not_finite():
+    torch.manual_seed(0)
     (net, _), (target, _) = trained(), trained()
     images = torch.randint(0, 256, (2, 20, 4, 14, 14), dtype=torch.uint8)
     probe = Batch(images[0], torch.randint(0, 3, (20,)), torch.randn(20), images[1], torch.zeros(20))
@@ -178,6 +180,7 @@ def test_measures_name_every_layer_and_stop_where_a_value_is_not_finite():
 
 
 def test_windows_average_since_the_last_line_and_stop_at_a_bad_loss():
+    torch.manual_seed(0)
     net, _ = trained()
     net(torch.zeros(1, 4, 14, 14)).sum().backward()
     window = Window()

@@ -154,3 +154,13 @@ def test_paper_settings_number_by_number(task, fidelity):
     }  # fmt: skip
     differing = [key for key, value in released.items() if OmegaConf.select(cfg, key) != value]
     fidelity("reference", f"fig4b_{task}", "settings that differ from the released script", len(differing), 0)
+
+
+@pytest.mark.parametrize("size, task", [("paper", "walk"), ("smoke", "balance_simple"), ("small", "run")])
+def test_the_two_bodies_are_two_experiments_that_differ_in_nothing_else(size, task):
+    """So a run folder, which bears the experiment's name, never holds returns of both."""
+    meshes = compose_config("sac", [f"experiment=fig4b_{task}", f"size={size}"])
+    capsules = compose_config("sac", [f"experiment=fig4b_{task}_primitive", f"size={size}"])
+    assert (meshes.env.name, capsules.env.name) == (f"h1-{task}-v0", f"h1-{task}-primitive-v0")
+    parts = [{k: v for k, v in cfg.items() if k not in ("env", "experiment")} for cfg in (meshes, capsules)]
+    assert parts[0] == parts[1] and meshes.env.action_repeat == capsules.env.action_repeat == 2
