@@ -85,7 +85,13 @@ def test_the_counts_of_the_readme(material):
     words = ("holds", "contradicted", "not decided", "open", "not planned", "premise not met")
     holds, contradicted, undecided, waiting, unplanned, out = (found[word] for word in words)
     assert f"**{holds} hold, {contradicted} are contradicted, and {undecided} are not decided**" in text
-    assert f"FIRE ends ahead in {held['better'].eq('fire').sum()} of the {holds}." in text
+    against = decided.query("verdict == 'contradicted'")
+    resets, losses = against["better"].eq("full_reset").sum(), against["worse"].eq("dash").sum()
+    said = f"FIRE ends ahead in {held['better'].eq('fire').sum()} of the {holds}; of the {contradicted} contradicted, it beats "
+    assert (
+        f"{said}a full reset in {resets} and loses to DASH in {losses}." in text
+        and len(against) == resets + losses
+    )
     said = f"{waiting} are open, because not all of their seeds have run, and {unplanned} has none planned"
     assert said in text and f"{out} do not count" in text
     assert f"{found['all'] + out} of the paper's comparisons were run" in text
