@@ -1,4 +1,4 @@
-"""The benchmark of the training scripts reads the times that a run of each records."""
+"""The benchmark of the training scripts turns the times and counts that a run records into rates."""
 
 from benchmarks.speed import rates
 
