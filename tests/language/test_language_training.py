@@ -96,6 +96,7 @@ def test_two_processes_give_the_losses_of_one_with_twice_the_accumulation(tmp_pa
 
 def test_processes_that_do_not_divide_the_micro_batches_are_refused():
     world = World("cpu")
+    assert list(world.share_of(4)) == [0, 1, 2, 3]
     world.size, world.rank = 2, 1
     assert list(world.share_of(4)) == [1, 3]
     world.size = 3

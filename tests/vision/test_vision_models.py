@@ -20,7 +20,7 @@ def test_the_queries_and_keys_of_vit_tiny_are_24_layers():
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_layer_norm_of_the_small_nets_comes_before_each_relu(name):
-    """One group of all values of a sample; without it the nets are those of before."""
+    """It is a GroupNorm whose one group holds all values of a sample; without it the nets are those of before."""
     plain, normed = (build(name, classes=3, channels=1, **SMALL[name], norm=norm) for norm in (None, "layer"))
     assert not any(isinstance(module, nn.GroupNorm) for module in plain.modules())
     modules = [module for module in normed.modules() if isinstance(module, nn.GroupNorm | nn.ReLU)]
