@@ -121,19 +121,32 @@ def test_restart_in_the_middle_truncates_and_keeps_the_true_next_frame():
     assert not played.replay.facts["terminated"].any()
 
 
+def restored(replay):
+    """A new replay that has been loaded from a checkpoint of this one."""
+    torch.save(replay.state_dict(), file := io.BytesIO())
+    file.seek(0)
+    again = FrameReplay(20, 2, (1, 2))
+    again.load_state_dict(torch.load(file, weights_only=True))
+    return again
+
+
 @pytest.mark.parametrize("between, block", [*itertools.product((1, 13), (3, 256))])
 def test_every_checkpoint_is_complete_and_goes_on_as_the_run_did(between, block, monkeypatch):
-    """Saved after every `between` steps, from before the ring is full until it has wrapped around several times."""
+    """Saved after every `between` steps, from before the ring is full until it has wrapped around several times.
+    Odd turns go on with the restored replay, even ones with that which was saved."""
     monkeypatch.setattr(module, "BLOCK", block)
     played = Played(0, capacity=20)
-    for _ in range(240 // between):
+    for turn in range(240 // between):
         played.play(between)
-        torch.save(played.replay.state_dict(), file := io.BytesIO())
-        file.seek(0)
-        played.replay = FrameReplay(20, 2, (1, 2))
-        played.replay.load_state_dict(torch.load(file, weights_only=True))
+        saved, played.replay = played.replay, restored(played.replay)
         played.check()
-    played.restart()
+        if turn % 2 == 0:
+            played.replay = saved
+    played.restart()  # it replaces the newest frame, which the checkpoint has too
+    saved, played.replay = played.replay, restored(played.replay)
+    newest = saved.count % saved.length
+    assert torch.equal(played.replay.frames[newest], saved.frames[newest])
+    played.check()
     played.play(2)
     played.check()
 
