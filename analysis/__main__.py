@@ -13,8 +13,6 @@ from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
 from fire_core.errors import UserError, clean_exit, did_you_mean, print_error
 from fire_core.files import write_atomic
 
-FORMATS = ("png", "svg", "pdf")
-
 
 def draw_figures(options: Namespace) -> int:
     """Draw the figures of finished runs: Figures 2 to 5 of the paper, the verdicts, and the studies beside the paper. An
@@ -36,8 +34,7 @@ def draw_figures(options: Namespace) -> int:
             print(f"{name}: no run in '{options.root}' that it shows")
             continue
         stem = Path(options.out or f"{options.root}/figures") / f"{name}-{size}"
-        below = [markdown(drawing.table(parts))] if drawing.table else []
-        for path in plot.save(figure, stem, options.formats, CAPTIONS[name], parts, *below):
+        for path in plot.save(figure, stem, options.formats, CAPTIONS[name], parts):
             print(f"{name}, size {size}: {path}")
     return say(found.problems)
 
@@ -105,11 +102,11 @@ def parser() -> ArgumentParser:
         return own
 
     figures = command("figures", draw_figures)
-    text = f"{' '.join(FIGURES)}; default: all"
+    text, formats = f"{' '.join(FIGURES)}; default: all", ("png", "svg", "pdf")
     figures.add_argument("name", nargs="*", metavar="FIGURE", help=text)
     figures.add_argument("--size", choices=SIZES, help="default: the largest")
     figures.add_argument("--out", help="folder for the pictures; default <root>/figures")
-    figures.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS, help="default: all three")
+    figures.add_argument("--formats", nargs="+", choices=formats, default=formats, help="default: all three")
     one = command("tables", write_tables)
     either = one.add_mutually_exclusive_group(required=True)
     either.add_argument("--write", action="store_true", help="fill the tables of the documents")

@@ -20,7 +20,7 @@ from analysis.stats import estimate, paired
 SETTING = ["experiment", "figure", "panel", "size", "data"]
 COLUMNS = [
     *SETTING, "kind", "headline", "metric", "measure", "higher_is_better", "method", "label", "name", "changed",
-    "n", "mean", "low", "high", "lowest", "highest",
+    "n", "mean", "low", "high",
     "reference", "difference", "difference_low", "difference_high", "pairs", "p",
 ]  # fmt: skip
 
@@ -59,7 +59,6 @@ def _rows(own: dict[int, float], compared: Values) -> Iterator[dict[str, object]
     """Yield the mean of one label once per reference with which it shares a seed; once with "" if there is none."""
     mean, low, high, _, n = estimate(own)
     row = {"n": n, "mean": mean, "low": low, "high": high}
-    row |= {"lowest": min(own.values()), "highest": max(own.values())}
     gaps = {name: gap for name, other in compared.items() if (gap := estimate(paired(own, other))).n}
     for name, (difference, low, high, p, n) in (gaps or {"": estimate([])}).items():
         compare = {"difference": difference, "difference_low": low, "difference_high": high}

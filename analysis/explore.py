@@ -83,7 +83,7 @@ def _setting(part: Results, rows: pd.DataFrame, labels: dict[str, int]) -> dict[
         "panel": names.panel(first["experiment"]),
         "group": f"Figure {figure.removeprefix('fig')[:1]}" if figure else "Beside the paper's panels",
         "size": f"{first['size']}, {names.data(first['data'])}",
-        "title": names.one_line(part),
+        "title": names.title(part, ", "),
         "premise": plot.premise_text(part),
         "source": plot.provenance(runs),
         "runs": runs[["place", "seed", "code", "trunk_commit"]].to_numpy().tolist(),
@@ -107,9 +107,8 @@ def _measure(rows: pd.DataFrame, labels: dict[str, int]) -> dict[str, Any]:
     [method, reference, text of the difference, word, pairs, p]."""
     rows = rows.assign(place=rows["label"].map(labels)).sort_values("place", kind="stable")
     numbers = ("place", "mean", "low", "high", "n")
-    ends = [
-        [*(_short(row[n]) for n in numbers), _text(row)] for row in estimates.means(rows).to_dict("records")
-    ]
+    own = estimates.means(rows).to_dict("records")
+    ends = [[*(_short(row[n]) for n in numbers), _text(row)] for row in own]
     gaps = [
         [row["place"], row["reference"], difference_text(row), row["word"], row["pairs"], p_text(row["p"])]
         for row in rows[rows["reference"] != ""].to_dict("records")

@@ -62,9 +62,8 @@ LOSSES = [
 ]
 EVALUATED = Measure("eval_return", "evaluation return, end")
 PLAYED = Measure("train_return", "training return, last tenth of the steps", "tail")
-AROUND = [
-    Measure("eval_return", f"evaluation return, right {at} the boundary", at) for at in ("after", "before")
-]
+RIGHT = "evaluation return, right {} the boundary"
+AROUND = [Measure("eval_return", RIGHT.format(at), at) for at in ("after", "before")]
 AT_BOUNDARY = {  # right before it, right after it, and at the end of training
     "fig2": (Measure("test_accuracy", "test accuracy", "before"), TEST_AFTER, TEST),
     "fig3": (Measure("val_loss_mix", "validation loss", "before", False), LOSSES[3], LOSSES[0]),

@@ -56,7 +56,7 @@ def looks(results: Results) -> dict[str, Look]:
     return {label: look(methods[label], changed[label]) for label in labels}
 
 
-def title(part: Results) -> str:
+def title(part: Results, between: str = "\n") -> str:
     """Return the title of a panel: network and data, then resolution or shape, protocol, variant and seeds."""
     run = part.first
     model = run["model"] or run["domain"]
@@ -64,11 +64,8 @@ def title(part: Results) -> str:
     seeds = seeds_text(part.finished.groupby("label")["seed"].nunique())
     protocol = "" if run["figure"].startswith("fig2") else NAMES["protocols"].get(run["protocol"], "")
     variant = NAMES["variants"].get(run["experiment"], "")
-    return f"{model} on {data(run['data'])}\n{', '.join(filter(None, [run['detail'], protocol, variant, seeds]))}"
-
-
-def one_line(part: Results) -> str:
-    return title(part).replace("\n", ", ")
+    more = ", ".join(filter(None, [run["detail"], protocol, variant, seeds]))
+    return f"{model} on {data(run['data'])}{between}{more}"
 
 
 def seeds_text(counts: pd.Series) -> str:

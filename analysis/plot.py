@@ -186,10 +186,10 @@ def provenance(runs: pd.DataFrame) -> str:
 
 
 def save(
-    figure: Figure, stem: Path, formats: Sequence[str], caption: str, parts: list[Results], *below: str
+    figure: Figure, stem: Path, formats: Sequence[str], caption: str, parts: list[Results]
 ) -> list[Path]:
-    """Write `stem`.png and so on with caption and provenance, but no dates, inside, and `stem`.md with `below` under both;
-    return the paths."""
+    """Write `stem`.png and so on with caption and provenance, but no dates, inside, and `stem`.md with both; return the
+    paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     source = provenance(pd.concat([part.runs for part in parts]))
     title, about = {"Title": stem.name}, f"{caption} {source}"
@@ -202,7 +202,7 @@ def save(
             if ending == "png":
                 aside.write_bytes(small_png(aside.read_bytes(), title | {"Description": about}))
     plt.close(figure)
-    write_atomic(paths[-1], "\n\n".join([caption, f"Runs: {source}.", *below]) + "\n")
+    write_atomic(paths[-1], f"{caption}\n\nRuns: {source}.\n")
     return paths
 
 

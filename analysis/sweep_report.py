@@ -58,7 +58,7 @@ def show(results: Results, experiments: Sequence[str], root: Path, size: str) ->
 
 def section(part: Results, rows: pd.DataFrame) -> str:
     """Return the tables of one setting with headings, one per measure."""
-    text = f"## {part.first['experiment']}: {names.one_line(part)}\n"
+    text = f"## {part.first['experiment']}: {names.title(part, ', ')}\n"
     for metric, title in rows.drop_duplicates("metric").set_index("metric")["measure"].items():
         text += f"\n### {title[0].upper()}{title[1:]}\n\n{markdown(tables.ends(rows, metric))}\n"
     return text

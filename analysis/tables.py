@@ -22,10 +22,14 @@ from analysis.stats import estimate
 from fire_core.files import write_atomic
 
 ROOT = RESULTS.parents[1]
-DOCUMENTS = ["README.md", "REPRODUCED.md", "docs/findings.md", "docs/studies.md"]
-DOCUMENTS += [
-    f"docs/{page}.md" for page in ("concepts/statistics", "how-to/batch_norm", "how-to/try_before_you_treat")
+DOCUMENTS = [
+    "README.md",
+    "REPRODUCED.md",
+    "docs/findings.md",
+    "docs/studies.md",
+    "docs/concepts/statistics.md",
 ]
+DOCUMENTS += ["docs/how-to/batch_norm.md", "docs/how-to/try_before_you_treat.md"]
 GAINS = {names.panel(name): (name, "medium") for name in studies.GAINS}
 EXPLORED = ("fire", "rescale", "shrink_perturb", "full_reset", "plasticity_injection")
 # experiments in README.md's table, each with the size that is shown
@@ -225,11 +229,10 @@ def costs(material: Material) -> pd.DataFrame:
     table = []
     for part in settings(at_most(material.results.select(experiment=studies.COSTS), "medium")):
         decimals = digits(measures.AT_BOUNDARY[part.first["figure"][:4]][0].metric)
-        for label, (*moments, end, again) in studies.costs(part).iterrows():
+        for label, moments in studies.costs(part).iterrows():
             row = {"panel": names.panel(part.first["experiment"]), "method": names.look(label).name}
-            row |= {moment: spread(*each[:3], decimals) for moment, each in zip(studies.MOMENTS, moments)}
-            row["new statistics (seeds)"] = f"{spread(*again[:3])} ({again.n})" if again.n else "-"
-            table.append(row | {"end": spread(*end[:3], decimals), "seeds": end.n})
+            row |= {moment: spread(*each[:3], decimals) for moment, each in moments.items()}
+            table.append(row | {"seeds": moments["end"].n})
     return pd.DataFrame(table)
 
 
@@ -322,11 +325,9 @@ def single_questions(material: Material) -> pd.DataFrame:
         shown = rows["changed"].str.startswith("targets=") | rows["label"].isin(["fire", "full_reset"])
         found.append((f"ViT-Tiny, {title}", rows[shown], "none"))
     rows = pd.concat(rows.assign(where=where, other=other) for where, rows, other in found)
-    what = (
-        rows["name"] + " minus " + rows["other"].map(lambda other: names.look(other).name.partition(" (")[0])
-    )
+    other = rows["other"].map(lambda method: names.look(method).name.partition(" (")[0])
     texts = {"difference [95 %]": column(difference_text, rows), "seeds": rows["pairs"]}
-    return pd.DataFrame({"where": rows["where"], "what": what} | texts)
+    return pd.DataFrame({"where": rows["where"], "what": rows["name"] + " minus " + other} | texts)
 
 
 def other_boundaries(material: Material) -> pd.DataFrame:
@@ -349,10 +350,9 @@ def other_boundaries(material: Material) -> pd.DataFrame:
 def scaling(material: Material) -> pd.DataFrame:
     """Return the differences by the number of images as text, one row per study and number of images."""
     rows = studies.scaling(material.parts("scaling_warm_start*"))
-    text = [
-        f"{spread(*row, sign=True)} ({n})" for *row, n in rows[["mean", "low", "high", "n"]].to_numpy(object)
-    ]
-    rows = rows.assign(text=text, pair=rows["pair"].map(studies.pair_title))
+    cells = rows[["mean", "low", "high", "n"]].to_numpy(object)
+    rows = rows.assign(text=[f"{spread(*cell, sign=True)} ({n})" for *cell, n in cells])
+    rows["pair"] = rows["pair"].map(studies.pair_title)
     wide = rows.pivot(index=["study", "images"], columns="pair", values="text").fillna("-").reset_index()
     return wide.assign(images=wide["images"].map("{:,}".format))
 

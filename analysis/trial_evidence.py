@@ -215,9 +215,7 @@ def verdict(table: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        "python -m analysis.trial_evidence", description=__doc__.partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser("python -m analysis.trial_evidence", description=__doc__)
     about = "compare the trials in a folder of runs (harness/trial.py) with the full runs of the same seeds"
     parser.add_argument("--root", help=about)
     if root := parser.parse_args().root:

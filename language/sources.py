@@ -148,8 +148,7 @@ def _load_hub(repository: str, configuration: str, *, streaming: bool = False) -
     try:
         from datasets import load_dataset
     except ImportError as error:
-        remedy = "pip install -e '.[language-data]'"
-        raise UserError(f"{repository} needs the package datasets: {remedy}") from error
+        raise UserError(f"{repository} needs the package datasets: make install-language") from error
     failures = []
     for choice in ({"name": configuration}, {"data_dir": configuration, "revision": HUB_BRANCH}):
         try:

@@ -6,10 +6,8 @@ from typing import Any
 import torch
 import torch._dynamo
 
-Function = Callable[..., Any]
 
-
-def captured(function: Function, device: torch.device, backend: str = "inductor") -> Function:
+def captured(function: Callable, device: torch.device, backend: str = "inductor") -> Callable:
     """Return `function`, which may call `torch.autograd.grad`, compiled by torch.compile as one graph.
 
     On a GPU it records CUDA graphs, whose outputs are overwritten by the next call; only short runs have been made there.

@@ -18,9 +18,9 @@ AGENTS = ("fig4a_asterix_early", "fig4a_breakout", "fig4a_catch")
 AGENTS += ("fig4b_hopper", "fig4b_balance_simple_long", "sac_plain_hopper")
 
 
-# a figure of `python -m analysis figures`: the function that draws it from settings (None: nothing to draw), names or
-# patterns of experiments, and the function that returns a table to write beside it
-Drawing = namedtuple("Drawing", "draw experiments table", defaults=[None])
+# a figure of `python -m analysis figures`: the function that draws it from settings (None: nothing to draw), and names or
+# patterns of experiments
+Drawing = namedtuple("Drawing", "draw experiments")
 FIGURES = {
     "fig2": Drawing(partial(curves.draw_paper, "fig2"), ("fig2*",)),
     "fig3": Drawing(partial(curves.draw_paper, "fig3"), ("fig3*",)),
@@ -34,7 +34,7 @@ FIGURES = {
     "agents": Drawing(curves.draw_probes, AGENTS),
     "scaling": Drawing(studies.draw_scaling, ("scaling_warm_start*",)),
     "layers": Drawing(studies.draw_layers, ("sensitivity_*",)),
-    "dial": Drawing(dial.draw, dial.PANELS, dial.table),
+    "dial": Drawing(dial.draw, dial.PANELS),
     "trial": Drawing(trial_evidence.draw, trial_evidence.PATTERNS),
     "readme": Drawing(curves.draw_readme, ("random_label",)),
 }

@@ -171,5 +171,5 @@ def draw_readme(parts: Sequence[Results]) -> Figure:
     """Return the picture of README.md: one probe, four methods and the three best ones, readable at 700 pixels."""
     figure, axis = plt.subplots(figsize=(5.2, 2.9))
     draw_panel(axis, parts[0].select(label=README), plot.INTEREST)
-    axis.set_title(names.one_line(parts[0].select(label=README[:4])))
+    axis.set_title(names.title(parts[0].select(label=README[:4]), ", "))
     return plot.with_legend(figure, [axis])

@@ -75,22 +75,16 @@ def confirmed(parts: Sequence[Results], results: Results) -> pd.DataFrame:
     """
     table = []
     for part in parts:
-        setting = {key: part.first[key] for key in SETTING}
-        premise = claims.premise(results.select(**setting)).holds
+        premise = claims.premise(results.select(**part.first[SETTING])).holds
         rows = estimates.gains(estimates.frame(part.select(seed=FRESH)))
         rows = rows[rows["headline"] & rows["method"].eq("cap") & rows["reference"].isin(["fire", "none"])]
         for row, p in zip(rows.to_dict("records"), holm(rows["p"])):
-            told = {
-                "kind": "claims",
-                "premise": premise,
-                "complete": row["pairs"] == len(FRESH),
-                "p_least": p,
-            }
-            told |= {"gain": row["difference"], "p_holm": p}
+            told = {"kind": "claims", "premise": premise, "complete": row["pairs"] == len(FRESH)}
+            told |= {"gain": row["difference"], "p_holm": p, "p_least": p}
             claim = f"{row['name']} > {names.look(row['reference']).name}"
-            table.append({"panel": names.panel(row["experiment"]), "claim": claim})
-            table[-1] |= {"gain [95 %]": rendering.difference_text(row), "seeds": row["pairs"]}
-            table[-1] |= {"p, Holm": rendering.p_text(p), "verdict": claims.verdict(told)}
+            shown = {"panel": names.panel(row["experiment"]), "claim": claim}
+            shown |= {"gain [95 %]": rendering.difference_text(row), "seeds": row["pairs"]}
+            table.append(shown | {"p, Holm": rendering.p_text(p), "verdict": claims.verdict(told)})
     return pd.DataFrame(table)
 
 

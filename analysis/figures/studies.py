@@ -59,15 +59,10 @@ def renewed() -> dict[str, tuple[Values, Values]]:
 
 
 def costs(part: Results) -> pd.DataFrame:
-    """Return an estimate for each label of TREATED (rows) at each of MOMENTS, by the last boundary, and `renewed`: right
-    after the boundary with new statistics of batch norm, of no seed where they were not measured."""
+    """Return an estimate for each label of TREATED (rows) at each of MOMENTS, by the last boundary."""
     values = [measures.values(part.metrics, each) for each in measures.AT_BOUNDARY[part.first["figure"][:4]]]
-    again = renewed().get(part.first["experiment"], ({}, {}))[1]
     ran = [label for label in TREATED if label in values[-1]]
-    cells = {
-        moment: [estimate(of.get(label, {})) for label in ran]
-        for moment, of in zip((*MOMENTS, "renewed"), (*values, again))
-    }
+    cells = {moment: [estimate(of.get(m, {})) for m in ran] for moment, of in zip(MOMENTS, values)}
     return pd.DataFrame(cells, index=ran)
 
 
@@ -75,15 +70,13 @@ def draw_costs(parts: Sequence[Results]) -> Figure:
     """Return the figure of what a boundary costs, one panel per setting of COSTS."""
     figure, grid = plt.subplots(1, len(parts), figsize=(2.3 * len(parts), 2.5), squeeze=False)
     for axis, part in zip(grid[0], (part.plain for part in parts)):
-        for label, (*moments, again) in costs(part).iterrows():
+        for label, moments in costs(part).iterrows():
             look, x = names.look(label), np.arange(3) + 0.08 * (TREATED.index(label) - 1.5)
             means, low, high, *_ = zip(*moments)
             axis.vlines(x, low, high, look.colour, linewidth=1.2)
-            style = {"color": look.colour, "marker": look.marker, "markersize": 4, "linewidth": 0.8}
-            axis.plot(x, means, label=look.name, **style)
-            if again.n:
-                axis.vlines(x[1], again.low, again.high, look.colour, linewidth=1.2)
-                axis.plot(x[1], again.mean, markerfacecolor="white", **style)
+            axis.plot(
+                x, means, f"{look.marker}-", label=look.name, color=look.colour, markersize=4, linewidth=0.8
+            )
         axis.set_xticks(range(len(MOMENTS)), MOMENTS)
         axis.set_title(names.title(part).replace(" on ", "\non ", 1).rsplit("\n", 1)[0])
     return plot.with_legend(figure, grid[0])
@@ -116,9 +109,9 @@ def draw_scaling(parts: Sequence[Results]) -> Figure:
     for axis, pair in zip(grid, PAIRS):
         rows = table[table["pair"] == pair]
         for place, (study, line) in enumerate(rows.groupby("study", sort=False)):
-            reach = [line["mean"] - line["low"], line["high"] - line["mean"]]
             beside = line["images"] * 1.03**place  # so that intervals do not cover each other
-            axis.errorbar(beside, line["mean"], reach, fmt="o-", markersize=4, linewidth=1.2, label=study)
+            (drawn,) = axis.plot(beside, line["mean"], "o-", markersize=4, linewidth=1.2, label=study)
+            axis.vlines(beside, line["low"], line["high"], drawn.get_color(), linewidth=1.2)
         theirs = paper.gain("fig2a_cifar10_resnet18", *pair)
         axis.plot(ALL_IMAGES, theirs, "k_", markersize=12, markeredgewidth=2, label="the paper")
         axis.axhline(0, color="#8A8A8A", linewidth=0.8)
@@ -128,10 +121,7 @@ def draw_scaling(parts: Sequence[Results]) -> Figure:
         axis.set_xlabel("images")
         axis.set_title(pair_title(pair))
     grid[0].set_ylabel("difference of test accuracy")
-    figure.tight_layout()
-    below = {"loc": "upper center", "ncol": 4, "frameon": False, "bbox_to_anchor": (0.5, 0.0)}
-    figure.legend(*grid[0].get_legend_handles_labels(), **below)
-    return figure
+    return plot.with_legend(figure, grid)
 
 
 # ------------------------------------------------------------------------------------------------ single layers
@@ -143,9 +133,8 @@ def layers(part: Results) -> pd.DataFrame:
     rows = estimates.sides(rows[rows["label"].isin({*treated, "fire"})])
     name = rows["label"].map(treated | {"fire": "all"})
     inside = name.str.extract(r"^(?P<block>[^.]+\.[^.]+)\.(?P<layer>.+)$")
-    alone = pd.DataFrame(
-        {"block": name.where(name == "all", "single"), "layer": name.str.removeprefix("name:")}
-    )
+    block, layer = name.where(name == "all", "single"), name.str.removeprefix("name:")
+    alone = pd.DataFrame({"block": block, "layer": layer})
     return rows.join(inside.fillna(alone)).assign(gain=estimates.gains(rows)["difference"])
 
 

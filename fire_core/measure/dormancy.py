@@ -24,24 +24,9 @@ from fire_core.units.trace import UnitTrace
 THRESHOLD = 0.025
 
 
-def dormancy_scores(activations: Tensor) -> Tensor:
-    """Return the dormancy scores of the units of one layer (ReDo, Sokar et al. 2023, Eq. 1).
-
-    Args:
-        activations: (samples, units) or (samples, channels, ...); a channel counts as one unit.
-    Returns: (units,), with mean 1; all 0 if all activations of the layer are 0.
-    """
-    dims = [dim for dim in range(activations.ndim) if dim != 1]
-    return relative_to_layer(_magnitudes(activations).mean(dim=dims))
-
-
 def relative_to_layer(magnitudes: Tensor) -> Tensor:
-    """Return the scores (units,) from the mean absolute activation of each unit (units,)."""
+    """Return the scores (units,) of a layer, with mean 1, from the mean absolute activation of each unit (units,)."""
     return magnitudes / magnitudes.mean().clamp_min(torch.finfo(magnitudes.dtype).tiny)
-
-
-def _magnitudes(activations: Tensor) -> Tensor:
-    return (activations if activations.dtype == torch.float64 else activations.float()).abs()
 
 
 def dormancy_of(
@@ -97,7 +82,7 @@ def by_label(activations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the labels (units,) that occur, and the mean |activation| (units,) of the entries with each."""
     small = core(labels)
     repeated = [dim for dim, size in enumerate(small.shape) if size == 1]
-    a = _magnitudes(activations)
+    a = (activations if activations.dtype == torch.float64 else activations.float()).abs()
     means = a.mean(dim=repeated, keepdim=True) if repeated else a
     found, place, count = small.flatten().unique(return_inverse=True, return_counts=True)
     sums = torch.zeros(len(found), dtype=torch.float64, device=a.device)

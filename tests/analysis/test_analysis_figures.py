@@ -47,7 +47,7 @@ def row_of(frame, label, reference):
 
 def test_estimates_by_hand(frame):
     row = row_of(frame, "fire", "none")
-    assert (row["mean"], row["lowest"], row["highest"]) == pytest.approx((0.804, 0.802, 0.806))
+    assert row["mean"] == pytest.approx(0.804)
     assert row["difference"] == pytest.approx(0.102) and row["pairs"] == 3  # (.101 + .102 + .103) / 3
     half = row["difference_high"] - row["difference"]
     assert half == pytest.approx(4.302653 * 0.001 / np.sqrt(3), abs=1e-6)

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from fire_core.errors import UserError
 from fire_core.measure import metrics
-from fire_core.measure.dormancy import dormancy, dormancy_of, dormancy_scores
+from fire_core.measure.dormancy import dormancy, dormancy_of, relative_to_layer
 from fire_core.measure.plasticity import curvature, plasticity
 from tests.tiny_nets import Net, untouched
 
@@ -36,10 +36,8 @@ def test_distances_and_ranks_by_hand():
 
 def test_dormancy_by_hand():
     activations = torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, -2.0]])  # unit means 2, 0, 2; layer mean 4/3
-    assert dormancy_scores(activations).tolist() == pytest.approx([1.5, 0.0, 1.5])
-    images = activations[:, :, None, None].expand(2, 3, 4, 4)  # a channel is one unit
-    assert dormancy_scores(images).tolist() == pytest.approx([1.5, 0.0, 1.5])
-    assert dormancy_scores(torch.zeros(5, 4)).tolist() == [0.0] * 4
+    assert relative_to_layer(activations.abs().mean(0)).tolist() == pytest.approx([1.5, 0.0, 1.5])
+    assert relative_to_layer(torch.zeros(4)).tolist() == [0.0] * 4
 
 
 def test_curvature_of_a_net_equals_the_full_hessian_and_leaves_the_net_alone():
@@ -89,7 +87,7 @@ def test_what_is_scored_is_what_the_next_layer_reads():
     inputs = torch.randn(5, 1, 4, 4)
     (scores,), unmeasured, _ = dormancy_of(net, inputs)
     assert unmeasured == 0
-    assert torch.allclose(scores, dormancy_scores(net[:3](inputs)))
+    assert torch.allclose(scores, relative_to_layer(net[:3](inputs).abs().mean((0, 2, 3))))
 
 
 def test_plasticity_looks_at_what_is_trained():

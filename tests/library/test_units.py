@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import silu
 
 from fire_core import UserError
-from fire_core.measure.dormancy import dormancy, dormancy_scores
+from fire_core.measure.dormancy import dormancy, relative_to_layer
 from fire_core.units import LAWS, draw, find_unit_layers, incoming, outgoing, recycle
 from tests.tiny_nets import Net, hooks
 
@@ -34,7 +34,8 @@ def test_joined_layers_know_their_columns():
     assert columns == {"side": [[0], [1]], "conv": [[2 + i, 5 + i, 8 + i, 11 + i] for i in range(3)]}
     conv = next(layer for layer in layers if layer.name == "conv")
     image = torch.relu(net.eval().norm(net.conv(x)))
-    torch.testing.assert_close(dormancy(net, x.split(3))["conv"], dormancy_scores(image).detach())
+    expected = relative_to_layer(image.detach().mean((0, 2, 3)))
+    torch.testing.assert_close(dormancy(net, x.split(3))["conv"], expected)
     before = net.out.weight.detach().clone()
     nn.init.constant_(net.norm.weight, 2.0)
     assert recycle(net, conv, torch.tensor([1]), generator=torch.Generator()) == 1
