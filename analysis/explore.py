@@ -19,7 +19,6 @@ from analysis.runs import SIZES, Results, settings
 from fire_core.errors import UserError
 
 KINDS = {"result": "result", "boundary": "right after the last boundary"}  # kind of estimate: its heading
-OPEN = ("fire", "none", "shrink_perturb", "full_reset")  # shown at first, with the best of the others
 
 
 def page(results: Results) -> str:
@@ -65,7 +64,7 @@ def _setting(part: Results, rows: pd.DataFrame, labels: dict[str, int]) -> dict[
     first, runs = part.first, part.finished.assign(place=part.finished["label"].map(labels))
     changed = runs["dirty"].astype(str).map({"True": " with changes"}).fillna("")
     runs = runs.assign(code=runs["commit"] + changed).sort_values(["place", "seed"], kind="stable")
-    places = {run: i for i, run in enumerate(zip(runs["label"], runs["seed"]))}
+    known, places = runs["label"].unique(), {run: i for i, run in enumerate(zip(runs["label"], runs["seed"]))}
     figure, told, curves = first["figure"], list[dict[str, Any]](), dict[str, dict[str, Any] | None]()
     for kind, _, measure, values in estimates.numbers(part):
         of_measure = rows[(rows["kind"] == kind) & (rows["metric"] == measure.key)]
@@ -87,19 +86,10 @@ def _setting(part: Results, rows: pd.DataFrame, labels: dict[str, int]) -> dict[
         "premise": plot.premise_text(part),
         "source": plot.provenance(runs),
         "runs": runs[["place", "seed", "code", "trunk_commit"]].to_numpy().tolist(),
-        "open": _opening(rows, labels),
+        "open": [labels[label] for label in known if label in names.INTEREST] or [labels[known[0]]],
         "measures": told,
         "curves": curves,
     }
-
-
-def _opening(rows: pd.DataFrame, labels: dict[str, int]) -> list[int]:
-    """Return the methods that are shown at first: those of OPEN, and the one that ends best among the others."""
-    ends = estimates.means(rows[rows["headline"] & (rows["label"] == rows["method"])]).set_index("label")
-    ends = ends if len(ends) else estimates.means(rows[rows["headline"]]).set_index("label")
-    others = ends["mean"][~ends.index.isin(OPEN)] * ends["higher_is_better"].map({True: 1, False: -1})
-    best = [others.idxmax()] if others.notna().any() else []
-    return [labels[label] for label in [*ends.index.intersection(OPEN), *best]]
 
 
 def _measure(rows: pd.DataFrame, labels: dict[str, int]) -> dict[str, Any]:

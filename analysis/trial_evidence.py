@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats as distributions
 
-from analysis import measures, names, plot
+from analysis import measures, plot
 from analysis.measures import Measure
 from analysis.plot import Figure, plt
 from analysis.rendering import markdown
@@ -162,9 +162,7 @@ def draw(parts: Sequence[Results]) -> Figure:
             known = pd.DataFrame(known, Estimate._fields).T
             axis.plot(known.index, known["mean"], color=colour, marker=marker, markersize=4, label=title)
             axis.vlines(known.index, known["low"], known["high"], color=colour, linewidth=1)
-        if level := always[domain]:
-            style = {"color": names.look("fire").colour, "label": "always FIRE"}
-            axis.plot([0, 50], [np.mean(level)] * 2, ":", **style)
+        plot.draw_level(axis, float(np.mean(always[domain])), "fire")
         axis.set_title(f"{domain} ({sum(domain in ('all', panel.domain) for panel in found)} panels)")
         axis.set(xlabel="trial, % of the training", ylim=(-0.1, 1.1))
     grid[0].set_ylabel("share of the range lost")

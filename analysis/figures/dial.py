@@ -1,18 +1,18 @@
-"""The dial: the gain over `none` against the width w of the interval [1 / w, w] that singular values are clipped to, and
-the cap that was chosen from it, on fresh seeds. The rule is in docs/concepts/statistics.md."""
+"""The dial: the gain over `none` against the width w of the interval [1 / w, w] that singular values are clipped to; the cap
+that was chosen from it, on fresh seeds; and the controls. The rules are in docs/concepts/statistics.md."""
 
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 
-from analysis import claims, estimates, measures, names, plot, rendering
+from analysis import claims, estimates, measures, names, plot
+from analysis.rendering import difference_text, p_text, spread
 from analysis.runs import SETTING, Results
-from analysis.stats import holm
+from analysis.stats import estimate, holm
 
 PANELS = ("fig2a_cifar10_resnet18", "fig2a_tiny_imagenet_vgg16", "fig3_60k", "random_label")
-FRESH = range(16, 26)  # seeds
+FRESH, CONTROLLED = range(16, 26), range(6, 16)  # seeds of the cap and of the controls
 LEVELS = ("fire", "fire_exact", "keep_norm", "rescale", "singular_clip")
 # what becomes of singular values: text of the legend, of the table (with 1 / w and w), colour, marker
 SIDES = {
@@ -56,7 +56,7 @@ def table(parts: Sequence[Results]) -> pd.DataFrame:
     return pd.DataFrame(
         {"panel": names.panel(row["experiment"])}
         | {"setting": SIDES[row["side"]][1].format(1 / row["w"], row["w"]) if row["w"] > 0 else row["name"]}
-        | {"gain over none [95 %]": rendering.difference_text(row), "seeds": row["pairs"]}
+        | {"gain over none [95 %]": difference_text(row), "seeds": row["pairs"]}
         for _, rows in turned(parts)
         for row in rows.to_dict("records")
     )
@@ -69,23 +69,37 @@ def chosen(part: Results) -> str:
 
 
 def confirmed(parts: Sequence[Results], results: Results) -> pd.DataFrame:
-    """Return the verdicts on `cap` > FIRE and `cap` > `none` on the fresh seeds, in each panel that has them.
+    """Return the verdicts on `cap` against `none` and FIRE on the fresh seeds, and on FIRE, the controls and no treatment.
 
-    results: with the runs of the exploring seeds that say whether the premise of a panel holds.
+    No treatment is `none`, or on random labels `none` with kept moments. The tests of the cap in a panel are one family, and
+    those of the controls another. results: with the exploring seeds that say whether the premise of a panel holds.
     """
-    table = []
+    rows = []
     for part in parts:
-        premise = claims.premise(results.select(**part.first[SETTING])).holds
-        rows = estimates.gains(estimates.frame(part.select(seed=FRESH)))
-        rows = rows[rows["headline"] & rows["method"].eq("cap") & rows["reference"].isin(["fire", "none"])]
-        for row, p in zip(rows.to_dict("records"), holm(rows["p"])):
-            told = {"kind": "claims", "premise": premise, "complete": row["pairs"] == len(FRESH)}
-            told |= {"gain": row["difference"], "p_holm": p, "p_least": p}
-            claim = f"{row['name']} > {names.look(row['reference']).name}"
-            shown = {"panel": names.panel(row["experiment"]), "claim": claim}
-            shown |= {"gain [95 %]": rendering.difference_text(row), "seeds": row["pairs"]}
-            table.append(shown | {"p, Holm": rendering.p_text(p), "verdict": claims.verdict(told)})
-    return pd.DataFrame(table)
+        fresh = part.select(seed=FRESH).methods
+        pairs = [(cap, other) for cap in fresh if fresh[cap] == "cap" for other in ("none", "fire")]
+        rows += tested(part, pairs, FRESH, results)
+        shown = [label for label, method in part.methods.items() if method in ("clear", "rewarm")]
+        kept = [label for label, changed in part.overrides.items() if changed == {"optimizer_state": "keep"}]
+        pairs = [(label, (kept or ["none"])[0]) for label in ("fire", *shown)] if shown else []
+        rows += tested(part, [*pairs, *(("fire", label) for label in shown)], CONTROLLED, results)
+    return pd.DataFrame(rows)
+
+
+def tested(part: Results, pairs: list[tuple[str, str]], seeds: range, results: Results) -> list[dict]:
+    """Return a row with the verdict on `better` > `worse` for each pair of labels, on these seeds, corrected together."""
+    measure, looks = measures.of(part)[0], names.looks(part)
+    ends = measures.values(part.select(seed=seeds).metrics, measure)
+    found = [estimate(claims.gains(ends, *pair, measure)) for pair in pairs]
+    about = {"kind": "claims", "premise": claims.premise(results.select(**part.first[SETTING])).holds}
+    rows = []
+    for (better, worse), (gain, low, high, _, n), p in zip(pairs, found, holm([each.p for each in found])):
+        told = about | {"complete": n == len(seeds), "gain": gain, "p_holm": p, "p_least": p}
+        claim = f"{looks[better].name} > {looks[worse].name}"
+        row = {"panel": names.panel(part.first["experiment"]), "claim": claim}
+        row["gain [95 %]"] = spread(gain, low, high, measures.digits(measure.metric), sign=True)
+        rows.append(row | {"seeds": n, "p, Holm": p_text(p), "verdict": claims.verdict(told)})
+    return rows
 
 
 def draw(parts: Sequence[Results]) -> plot.Figure | None:
@@ -102,22 +116,10 @@ def draw(parts: Sequence[Results]) -> plot.Figure | None:
             axis.plot(beside, line["difference"], f"{marker}-", color=colour, markersize=4, label=text)
             axis.vlines(beside, line["difference_low"], line["difference_high"], colour)
         axis.axhline(0, color="#8A8A8A", linewidth=0.8)
-        draw_levels(axis, rows[rows["side"].isna()].sort_values("difference"))
+        for label, value in rows[rows["side"].isna()].set_index("label")["difference"].items():
+            plot.draw_level(axis, value, label)
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
         axis.set(xlabel="w, in units of FIRE's scale", title=names.title(own))
         axis.set_ylabel(f"gain over none in {measures.of(own)[0].axis.partition(' on ')[0]}")
     return plot.with_legend(figure, axes, h_pad=1.6)
-
-
-def draw_levels(axis: plot.Axes, rows: pd.DataFrame) -> None:
-    """Draw a level for each row, in ascending order, with its name to the right, moved so that no two names overlap."""
-    looks, values = [names.look(label) for label in rows["label"]], rows["difference"].to_numpy()
-    for look, value in zip(looks, values):
-        axis.axhline(value, color=look.colour, linestyle=plot.DASHED, linewidth=1.0, zorder=1)
-    steps, across = 0.07 * np.ptp(axis.get_ylim()) * np.arange(len(rows)), axis.get_yaxis_transform()
-    places = np.maximum.accumulate(values - steps) + steps
-    places -= (places - values).mean()
-    for (name, colour, _), value, place in zip(looks, values, places):
-        line = {"arrowstyle": "-", "color": colour, "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 0}
-        axis.annotate(name, (1, value), (1.06, place), across, color=colour, va="center", arrowprops=line)

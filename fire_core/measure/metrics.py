@@ -40,15 +40,17 @@ def relative_squared_error(before: Tensor, after: Tensor, initial: Tensor) -> Te
     return torch.where(reset > 0, change / reset.double(), torch.nan)
 
 
-def effective_rank(singular: Tensor) -> Tensor:
+def effective_rank(singular: Tensor, epsilon: float = 0.0) -> Tensor:
     """Return exp of the entropy of the normalised singular values (Roy & Vetterli 2007).
 
     Args:
         singular: (..., k), of matrices (..., m, n) with k = min(m, n).
-    Returns: (...), between 1 and k; NaN for a zero matrix.
+        epsilon: is added in the logarithm, and a smaller sum counts as so much, so that gradients are finite.
+    Returns: (...), between 1 and k; NaN for a zero matrix without `epsilon`.
     """
-    share = singular / singular.sum(dim=-1, keepdim=True)
-    return torch.exp(torch.special.entr(share).sum(dim=-1))
+    share = singular / singular.sum(dim=-1, keepdim=True).clamp_min(epsilon)
+    entropies = -share * torch.log(share + epsilon) if epsilon else torch.special.entr(share)
+    return torch.exp(entropies.sum(dim=-1))
 
 
 def feature_rank(features: Tensor, delta: float = 0.01) -> Tensor:

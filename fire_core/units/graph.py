@@ -130,7 +130,7 @@ class Recorder:
 
     Args:
         reduce: function of the activations (samples, units) of one layer, as its first reader receives them.
-        always: record every pass, not only those in training mode with gradients.
+        always: record every pass, with its graph, and not only those in training mode with gradients, without it.
     Attributes:
         values: result of `reduce` in the latest recorded pass, by name of the layer.
     """
@@ -152,9 +152,10 @@ class Recorder:
 
         def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             if always or (module.training and torch.is_grad_enabled()):
-                with torch.no_grad():
-                    read = first_input(arguments, keywords).detach()
-                    self.values[layer.name] = reduce(layer.samples(read, name, module))
+                read = first_input(arguments, keywords)
+                with torch.set_grad_enabled(always and torch.is_grad_enabled()):
+                    units = layer.samples(read if always else read.detach(), name, module)
+                    self.values[layer.name] = reduce(units)
 
         return self.net.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
 

@@ -207,14 +207,15 @@ def test_the_dial_shows_the_gain_at_each_width_with_the_seeds_that_turned_it(tmp
     for place, side in enumerate(AT_WIDTH):
         shown = {round(x * 1.03 ** (1 - place), 6): round(y, 6) for x, y in curves_of[side].get_xydata()}
         assert shown == AT_WIDTH[side]
-    names_at, levels = ([getattr(text, name)[1] for text in axis.texts] for name in ("xyann", "xy"))
-    assert [text.get_text() for text in axis.texts] == ["rescale", "FIRE", "FIRE exact"]
-    assert np.diff(names_at).min() >= 0.07 * np.ptp(axis.get_ylim()) - 1e-9
-    assert levels == pytest.approx([0.18, 0.19, 0.2])  # without the third seed of FIRE
-    rows = [line.split("|")[2:] for line in (tmp_path / "dial-small.md").read_text().splitlines()[6:]]
-    settings_of = [setting.strip() for setting, _, seeds, _ in rows if seeds.strip() == "2"]
+    levels = {line.get_label(): line.get_ydata()[0] for line in axis.lines if line.is_dashed()}
+    assert levels == pytest.approx(
+        {"FIRE": 0.19, "FIRE exact": 0.2, "rescale": 0.18}
+    )  # FIRE without its third seed
+    table = dial.table(settings(load(tmp_path)))
     sides = ["0.667 to 1.5", "at most 0.5", "at most 2", "at least 0.25"]
-    assert settings_of == ["FIRE", "FIRE exact", "rescale", *sides]
+    assert table["setting"].tolist() == ["FIRE", "FIRE exact", "rescale", *sides] and set(table["seeds"]) == {
+        2
+    }
 
 
 def test_a_cap_is_judged_when_all_fresh_seeds_are_done_and_the_premise_holds(tmp_path):
@@ -230,6 +231,26 @@ def test_a_cap_is_judged_when_all_fresh_seeds_are_done_and_the_premise_holds(tmp
     assert set(dial.confirmed(settings(fewer), results)["verdict"]) == {"open"}
     unknown = results.select(label=["fire", "none", "cap-high=2"])
     assert set(dial.confirmed(settings(results), unknown)["verdict"]) == {"open"}
+
+
+def test_the_controls_are_judged_against_kept_moments_where_these_ran(tmp_path):
+    for seed in (1, 2, 3, *dial.CONTROLLED):
+        bonus = 0.01 * (seed % 3)
+        levels = {
+            "fire": 0.7 + bonus,
+            "none": 0.6,
+            "full_reset": 0.7 + bonus,
+            "clear": 0.6,
+            "rewarm": 0.5 + bonus,
+        }
+        write_runs(tmp_path, CELL, levels, [seed])
+        write_runs(tmp_path, CELL, {"none-keep": 0.51}, [seed], overrides=["optimizer_state=keep"])
+    results = load(tmp_path)
+    table = dial.confirmed(settings(results), results).set_index("claim")
+    kept = "none (continue) [optimizer_state=keep]"
+    told = {f"FIRE > {kept}": "holds", f"clear > {kept}": "holds", f"rewarm > {kept}": "not decided"}
+    assert table["verdict"].to_dict() == told | {"FIRE > clear": "holds", "FIRE > rewarm": "holds"}
+    assert set(table["seeds"]) == {10} and table["gain [95 %]"].str.startswith("+").sum() == 4
 
 
 def test_figures_are_the_same_bytes_twice_and_say_where_they_come_from(root, tmp_path):
