@@ -69,8 +69,8 @@ def test_report_figures_by_hand():
     assert row.sfe_relative == pytest.approx(13 / 25, rel=1e-5)
     assert (row.norm_before, row.norm_after) == (pytest.approx(5.0), pytest.approx(math.sqrt(2)))
     assert "weight" in str(report) and report.summary()["targets"] == 1
-    # one step of the published loop leaves 0.792 and 0.944
-    (row,) = fire(linear([[3.0, 0.0], [0.0, 4.0]]), iterations=1).treated()
+    # before its scale, one step of the published loop leaves 0.792 and 0.944
+    (row,) = fire(linear([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]]), iterations=1).treated()
     assert row.dfi_factor == pytest.approx((1 - 0.792**2) ** 2 + (1 - 0.944**2) ** 2, rel=1e-5)
 
 
