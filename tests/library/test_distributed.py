@@ -91,18 +91,15 @@ def fired(model: nn.Module, **settings: object) -> tuple[dict, dict, list[str]]:
     return full(model), report.to_dict(), sorted(report.changed)
 
 
-def replicated_models() -> dict:
+def fired_models() -> dict:
+    """What FIRE makes of models of each kind, with settings of this number."""
     found = {}
     for i, settings in enumerate(SOLVERS):
         found["plain", i] = fired(make(), group=dist.group.WORLD, **settings)
         found["ddp", i] = fired(DistributedDataParallel(strided()), **settings)
-    return found
-
-
-def sharded_models() -> dict:
-    found = {("fsdp2", i): fired(sharded(), **settings) for i, settings in enumerate(SOLVERS)}
-    found["columns", 1] = fired(cut_by_columns(), **SOLVERS[1])
+        found["fsdp2", i] = fired(sharded(), **settings)
     wrapped = DistributedDataParallel(make())
+    found["columns", 1] = fired(cut_by_columns(), **SOLVERS[1])
     found["table", 1] = fired(wrapped, targets=find_targets(wrapped), **SOLVERS[1])
     return found
 
@@ -219,7 +216,7 @@ def dashed(model: nn.Module, batches: list) -> dict:
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    found = {"replicated": replicated_models(), "sharded": sharded_models(), "training": training_goes_on()}
+    found = {"fired": fired_models(), "training": training_goes_on()}
     found |= {"random": drawn_at_random(fully_shard(twins())), "failures": failures(rank)}
     wrapped = {"ddp": DistributedDataParallel(make()), "fsdp2": sharded()}
     wrapped["nested"] = nn.ModuleDict({"a": DistributedDataParallel(make())})
@@ -251,11 +248,6 @@ def test_random_matrices_are_those_of_one_process(ranks):
         assert all(torch.equal(weights[name], weight) for name, weight in expected.items())
 
 
-@pytest.fixture(scope="module")
-def alone() -> list[tuple[dict, dict, list]]:
-    return [fired(make(), **settings) for settings in SOLVERS]
-
-
 def assert_rows_match(actual: dict, expected: dict) -> None:
     assert [row["name"] for row in actual["rows"]] == [row["name"] for row in expected["rows"]]
     for row, other in zip(actual["rows"], expected["rows"]):
@@ -265,14 +257,14 @@ def assert_rows_match(actual: dict, expected: dict) -> None:
         assert (row["action"], row["reason"]) == (other["action"], other["reason"])
 
 
-@pytest.mark.parametrize("kind", ["replicated", "sharded"])
-def test_two_processes_equal_one(ranks: list[dict], alone: list, kind: str) -> None:
-    for key, (weights, report, changed) in ranks[0][kind].items():
+def test_two_processes_equal_one(ranks: list[dict]) -> None:
+    alone = [fired(make(), **settings) for settings in SOLVERS]
+    for key, (weights, report, changed) in ranks[0]["fired"].items():
         expected_weights, expected_report, expected_changed = alone[key[1]]
-        assert changed == expected_changed
+        assert changed == expected_changed, key
         for name, weight in expected_weights.items():
             assert torch.allclose(weights[name], weight, atol=2e-6), (key, name)
-            assert torch.equal(weights[name], ranks[1][kind][key][0][name]), (key, name)
+            assert torch.equal(weights[name], ranks[1]["fired"][key][0][name]), (key, name)
         assert_rows_match(report, expected_report)
 
 

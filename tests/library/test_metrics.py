@@ -25,6 +25,8 @@ def test_distances_and_ranks_by_hand():
     before, after, initial = torch.tensor([[3.0]]), torch.tensor([[2.0]]), torch.tensor([[1.0]])
     assert metrics.relative_squared_error(before, after, initial).item() == 0.25
     assert metrics.relative_squared_error(before, after, before).isnan()
+    assert relative_to_layer(torch.tensor([2.0, 0.0, 2.0])).tolist() == pytest.approx([1.5, 0.0, 1.5])
+    assert relative_to_layer(torch.zeros(4)).tolist() == [0.0] * 4
     # shares 1/2, 1/4, 1/4: entropy 1.5 ln 2
     assert metrics.effective_rank(torch.tensor([2.0, 1.0, 1.0])).item() == pytest.approx(2**1.5, rel=1e-6)
     features = torch.diag(torch.tensor([50.0, 49.0, 1.0, 0.0]))
@@ -32,12 +34,6 @@ def test_distances_and_ranks_by_hand():
     assert ranks == [2, 3] and metrics.feature_rank(torch.zeros(4, 3)) == 0  # 99 of 100 reached after two
     with pytest.raises(UserError, match="diverged"):
         metrics.feature_rank(features / 0)
-
-
-def test_dormancy_by_hand():
-    activations = torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, -2.0]])  # unit means 2, 0, 2; layer mean 4/3
-    assert relative_to_layer(activations.abs().mean(0)).tolist() == pytest.approx([1.5, 0.0, 1.5])
-    assert relative_to_layer(torch.zeros(4)).tolist() == [0.0] * 4
 
 
 def test_curvature_of_a_net_equals_the_full_hessian_and_leaves_the_net_alone():
@@ -64,7 +60,6 @@ LAYERS = {
     "conv1d": ([nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.ReLU()], (2, 3, 6)),
     "conv2d": ([nn.Conv2d(3, 4, 1), nn.ReLU()], (2, 3, 6, 6)),
     "tokens": ([nn.Linear(3, 4), nn.ReLU()], (2, 6, 3)),
-    "linear": ([nn.Linear(3, 4), nn.ReLU()], (2, 3)),
 }
 
 

@@ -20,7 +20,13 @@ from fire_core.solvers import exact as polar_exact
 from fire_core.solvers import kernels
 from fire_core.solvers.exact import solve_exact
 from fire_core.solvers.polar import STACK_BYTES, Polar, full_precision, polar, polynomial_steps
-from fire_core.solvers.schedules import CUBIC, polynomial_value, quintic_schedule, rational_value
+from fire_core.solvers.schedules import (
+    CUBIC,
+    polynomial_value,
+    quintic_schedule,
+    rational_step,
+    rational_value,
+)
 from tests.polar_cases import deviation, gaussian, oracle, relative_error, spread, with_spectrum
 
 
@@ -191,6 +197,21 @@ def test_the_schedules_of_the_solver_cover_what_their_comments_say() -> None:
         assert abs(polynomial_value(values, last) - 1).max() <= 1e-6
 
 
+@pytest.mark.parametrize("shape", [(40, 40), (90, 70)])
+def test_steps_act_on_singular_values_as_their_functions(shape: tuple[int, int]) -> None:
+    """The rational one first divides by the root of the norm of X^T X."""
+    matrix = with_spectrum(*shape, spread(shape[1], 1.5)).double()[None]
+    left, singular, right = torch.linalg.svd(matrix, full_matrices=False)
+    spare, square = torch.empty_like(matrix), matrix.new_empty(1, shape[1], shape[1])
+    rational, quintic, work = rational_step(0.03), quintic_schedule(0.1, 1e-2)[0], matrix.clone()
+    kernels.rational_steps(work, (rational,), spare, square, normalize=True)
+    divided = singular / singular.pow(4).sum() ** 0.25
+    torch.testing.assert_close(work, left * rational_value(divided, rational).unsqueeze(-2) @ right)
+    expected = left * polynomial_value(singular, quintic).unsqueeze(-2) @ right
+    torch.testing.assert_close(kernels.quintic_step(matrix.clone(), quintic, spare, square), expected)
+    torch.testing.assert_close(polynomial_steps(matrix, (quintic,)), expected)
+
+
 @pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
 def test_global_precision_settings_change_no_bit_and_are_put_back(solver: str) -> None:
     matrices = gaussian(2, 64, 64)
@@ -223,6 +244,8 @@ def test_exact_on_both_iterations(rational: bool, shape: tuple[int, int], decade
     solved = solve_exact(matrices, 1e-8, rational)
     check_against_the_svd(matrices, solved, most=1.1e6)
     assert (solved.iterations > 0).all()
+    if shape[0] > 2 * shape[1] and decades <= 1.0:  # an iteration on the Gram matrix is enough
+        assert (solved.iterations <= 5).all()
 
 
 def test_values_far_from_one_are_set_and_the_vectors_stay(rational: bool) -> None:

@@ -71,20 +71,14 @@ def declared(weight, **declarations):
 
 
 STACK = declared(torch.tensor([[[1.0, 1.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 1.0]]]), stacked_matrices=True)
-GAINS = declared(
-    torch.tensor([[2.0, 1.0], [0.0, 1.0]]), is_norm=True
-)  # of a norm layer that torch does not know
-COLUMN, IDENTITY = linear([[1.0], [1.0]]), linear([[1.0, 0.0], [0.0, 1.0]])
+# the gains of a norm layer that torch does not know
+GAINS = declared(torch.tensor([[2.0, 1.0], [0.0, 1.0]]), is_norm=True)
 NORMED = nn.Sequential(linear([[1.0], [1.0]]), nn.BatchNorm1d(2))
-
-
 nn.init.constant_(NORMED[1].weight, 2.0)  # two gains: (4 - 1)^2 each
-
-
 PENALTIES = [
-    (COLUMN, {"gram": "smaller"}, 1.0),
+    (linear([[1.0], [1.0]]), {"gram": "smaller"}, 1.0),
     (NORMED, {"norms": False}, 2.0),
-    (nn.Sequential(IDENTITY, GAINS), {}, 10.0),  # (4 - 1)^2 + (0 - 1)^2
+    (nn.Sequential(linear([[1.0, 0.0], [0.0, 1.0]]), GAINS), {}, 10.0),  # (4 - 1)^2 + (0 - 1)^2
     (STACK, {}, 12.0),  # [[1, 1], [1, 0]] for the first, [[3, 0], [0, 0]] for the second
 ]
 

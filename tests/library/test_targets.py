@@ -9,7 +9,6 @@ from torch.nn.utils import parametrizations
 
 from fire_core import UserError, fire
 from fire_core.targets import TargetTable, find_targets, list_targets, match_parameters
-from fire_core.targets.skeleton import skeleton
 
 
 def mixed() -> nn.Module:
@@ -176,17 +175,6 @@ def test_a_model_that_says_it_has_no_head_has_none() -> None:
     assert names(model, "head") == ["2.weight"]
     model.get_classifier = lambda: (model[1], model[2])
     assert names(model, "head") == ["1.weight", "2.weight"] and names(model, "no_head") == ["0.weight"]
-
-
-def test_names_in_a_bare_file() -> None:
-    """What GPT-2 stores transposed stays out, T5's table of position biases is an embedding."""
-    shapes = {"h.0.attn.c_attn": (4, 12), "h.0.mlp.c_fc": (4, 16), "h.0.mlp.c_proj": (16, 4)}
-    shapes |= {"block.0.relative_attention_bias": (32, 8), "head": (5, 4)}
-    tree = skeleton({f"{name}.weight": torch.randn(shape) for name, shape in shapes.items()})
-    table = by_name(find_targets(tree))
-    assert [name for name, target in table.items() if target.included] == ["head.weight"]
-    assert table["block.0.relative_attention_bias.weight"].kind == "unclear"
-    assert all("pass --model" in table[f"h.0.mlp.{layer}.weight"].reason for layer in ("c_fc", "c_proj"))
 
 
 class Quantised(torch.Tensor):
