@@ -31,21 +31,15 @@ phi3 = partial(_language_model, "phi3", num_hidden_layers=2, num_key_value_heads
 mixtral = partial(_language_model, "mixtral", num_hidden_layers=2)
 
 
-def vit() -> nn.Module:
+def _timm(name: str, **settings: object) -> nn.Module:
     import timm
 
-    return timm.create_model("vit_tiny_patch16_224", depth=2)
+    return timm.create_model(name, **settings)
 
 
-def convnext() -> nn.Module:
-    import timm
-
-    return timm.create_model("convnext_tiny", depths=(1, 1, 1, 1))
-
-
-def mha() -> nn.Module:
-    """torch's own encoder layer."""
-    return nn.TransformerEncoderLayer(512, 8)
+vit = partial(_timm, "vit_tiny_patch16_224", depth=2)
+convnext = partial(_timm, "convnext_tiny", depths=(1, 1, 1, 1))
+mha = partial(nn.TransformerEncoderLayer, 512, 8)  # torch's own encoder layer
 
 
 def show() -> None:

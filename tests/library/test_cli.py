@@ -188,7 +188,7 @@ def test_what_may_be_a_table_stays_out_of_a_bare_file(tmp_path: Path, name: str)
 
     What GPT-2 stores transposed stays out, too.
     """
-    shapes = {"user_factors": (20 * D, D), "vq.codebooks": (2, V, D), "relative_attention_bias": (32, 8)}
+    shapes = {"user_factors": (20 * D, D), "vq.codebooks": (2, V, D), "relative_attention_bias": (D, D)}
     shape = shapes.get(name, (V, D))
     shapes = {f"{name}.weight": shape, **BODY, "decoder.weight": (V, D), "decoder.bias": (V,)}
     shapes |= {"patch_embed.proj.weight": (D, 3, 4), "h.0.attn.c_attn.weight": (D, 3 * D)}

@@ -17,16 +17,9 @@ from torch import Tensor
 
 from fire_core import UserError
 from fire_core.solvers import exact as polar_exact
-from fire_core.solvers import kernels
+from fire_core.solvers import kernels, schedules
 from fire_core.solvers.exact import solve_exact
 from fire_core.solvers.polar import STACK_BYTES, Polar, full_precision, polar, polynomial_steps
-from fire_core.solvers.schedules import (
-    CUBIC,
-    polynomial_value,
-    quintic_schedule,
-    rational_step,
-    rational_value,
-)
 from tests.polar_cases import deviation, gaussian, oracle, relative_error, spread, with_spectrum
 
 
@@ -100,16 +93,15 @@ def test_quintic_is_the_formula_of_muon() -> None:
 
 
 def test_the_completion_is_the_nearest_to_the_identity() -> None:
-    """Between the null spaces, it is the polar factor of what the identity has there (Procrustes)."""
+    """Between the null spaces, it is the polar factor of what the identity has there (Procrustes).
+
+    Of W = e1 e2^T that is zero between them, e2 -> e1, so the second reference decides.
+    """
     matrix = gaussian(20, 5) @ gaussian(5, 12, seed=1)
     left, _, right = torch.linalg.svd(matrix.double(), full_matrices=True)
     between = oracle(left[:, 5:].mT @ torch.eye(20, 12, dtype=torch.float64) @ right[5:].mT)
     expected = left[:, :5] @ right[:5] + left[:, 5:] @ between @ right[5:]
     torch.testing.assert_close(polar(matrix).factor.double(), expected, rtol=0, atol=1e-5)
-
-
-def test_completion_where_the_identity_has_nothing_to_offer() -> None:
-    """W = e1 e2^T: between the null spaces e2 -> e1 the identity is zero, so the second reference decides."""
     matrix = torch.tensor([[0.0, 5.0], [0.0, 0.0]])
     factor = polar(matrix).factor
     assert factor[0, 1] == 1.0 and factor[1, 0].abs() == 1.0
@@ -181,20 +173,20 @@ MOST_STEPS = {0.3: 2, 0.04: 4, 3e-3: 6, 1e-3: 7, 1e-4: 8, 1e-7: 13}  # from this
 
 @pytest.mark.parametrize("lower, most_steps", MOST_STEPS.items())
 def test_quintic_schedules_bring_the_interval_to_one(lower: float, most_steps: int) -> None:
-    steps, values = quintic_schedule(lower, 1e-2), np.geomspace(lower, 1, 20001)
+    steps, values = schedules.quintic_schedule(lower, 1e-2), np.geomspace(lower, 1, 20001)
     for step in steps:
-        values = polynomial_value(values, step)
+        values = schedules.polynomial_value(values, step)
         assert values.max() < 2.1  # the next step is bounded there
     assert abs(values - 1).max() <= 1e-2 and len(steps) <= most_steps
 
 
 def test_the_schedules_of_the_solver_cover_what_their_comments_say() -> None:
     square = (polar_exact.LIFT, polar_exact.SETTLE), polar_exact.FINISH
-    for (steps, last), lower in ((square, 3e-3), ((polar_exact.TRIANGLE_RATIONAL, CUBIC), 0.04)):
+    for (steps, last), lower in ((square, 3e-3), ((polar_exact.TRIANGLE_RATIONAL, schedules.CUBIC), 0.04)):
         values = np.geomspace(lower, 1, 200001)
         for step in steps:
-            values = rational_value(values, step)
-        assert abs(polynomial_value(values, last) - 1).max() <= 1e-6
+            values = schedules.rational_value(values, step)
+        assert abs(schedules.polynomial_value(values, last) - 1).max() <= 1e-6
 
 
 @pytest.mark.parametrize("shape", [(40, 40), (90, 70)])
@@ -203,11 +195,11 @@ def test_steps_act_on_singular_values_as_their_functions(shape: tuple[int, int])
     matrix = with_spectrum(*shape, spread(shape[1], 1.5)).double()[None]
     left, singular, right = torch.linalg.svd(matrix, full_matrices=False)
     spare, square = torch.empty_like(matrix), matrix.new_empty(1, shape[1], shape[1])
-    rational, quintic, work = rational_step(0.03), quintic_schedule(0.1, 1e-2)[0], matrix.clone()
-    kernels.rational_steps(work, (rational,), spare, square, normalize=True)
+    rational, quintic = schedules.rational_step(0.03), schedules.quintic_schedule(0.1, 1e-2)[0]
+    kernels.rational_steps(work := matrix.clone(), (rational,), spare, square, normalize=True)
     divided = singular / singular.pow(4).sum() ** 0.25
-    torch.testing.assert_close(work, left * rational_value(divided, rational).unsqueeze(-2) @ right)
-    expected = left * polynomial_value(singular, quintic).unsqueeze(-2) @ right
+    torch.testing.assert_close(work, left * schedules.rational_value(divided, rational).unsqueeze(-2) @ right)
+    expected = left * schedules.polynomial_value(singular, quintic).unsqueeze(-2) @ right
     torch.testing.assert_close(kernels.quintic_step(matrix.clone(), quintic, spare, square), expected)
     torch.testing.assert_close(polynomial_steps(matrix, (quintic,)), expected)
 
@@ -303,7 +295,7 @@ def test_matrices_of_full_rank_need_no_svd(monkeypatch: pytest.MonkeyPatch) -> N
     assert polar(with_spectrum(192, 192, spread(192, 6.0))).residual <= 1e-8
 
 
-@pytest.mark.parametrize("steps", [(CUBIC,) * 2, quintic_schedule(0.1, 1e-2)])
+@pytest.mark.parametrize("steps", [(schedules.CUBIC,) * 2, schedules.quintic_schedule(0.1, 1e-2)])
 def test_the_fixed_step_kernel_compiles_without_a_graph_break(steps: tuple) -> None:
     matrices = gaussian(3, 24, 16) / 10
     compiled = torch.compile(lambda x: polynomial_steps(x, steps), fullgraph=True, backend="aot_eager")

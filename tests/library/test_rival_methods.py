@@ -265,12 +265,8 @@ def test_muon_shares_out_the_parameters():
     assert treatment.optimizer is not both
 
 
-def share(net):
-    net.append(nn.Embedding(1, 3))[3].weight = net[2].weight
-
-
 UNFIT = {
-    "shares a parameter": share,
+    "shares a parameter": lambda net: setattr(net.append(nn.Embedding(1, 3))[3], "weight", net[2].weight),
     "reparametrised": lambda net: nn.utils.parametrizations.weight_norm(net[2]),
     "frozen": lambda net: net[2].requires_grad_(False),
 }
@@ -319,10 +315,6 @@ def test_batches_may_be_mappings_tuples_and_lists(inputs):
     assert method.counts["recycled"] == 3
 
 
-def one_layer(values: list) -> nn.Sequential:
-    return nn.Sequential(linear(values))
-
-
 def with_sgd(net: nn.Module) -> State:
     return tiny_nets.state_of(net, torch.optim.SGD(net.parameters(), lr=0.5))
 
@@ -330,7 +322,7 @@ def with_sgd(net: nn.Module) -> State:
 def test_adamo_takes_the_rate_of_each_weights_own_group():
     """Of W = diag(2, 1), the gradient is 4 * 2 * (4 - 1) = 24 at the 2, and 0 at the 1. With rate 0.5 and coefficient
     0.01 the step is 0.12, taken from the weights before the optimizer's own step, which moves both by 1."""
-    body, head, bare = (one_layer([[2.0, 0.0], [0.0, 1.0]]) for _ in range(3))
+    body, head, bare = (nn.Sequential(linear([[2.0, 0.0], [0.0, 1.0]])) for _ in range(3))
     state = with_sgd(nn.Sequential(body, head, bare))
     groups = [{"params": body.parameters(), "lr": 0.0}, {"params": head.parameters(), "lr": 0.5}]
     method, state.optimizers["net"] = create("adamo", coefficient=0.01), torch.optim.SGD(groups)
@@ -376,7 +368,7 @@ def test_the_tortoise_has_running_statistics_of_its_own_and_the_counts_of_the_ha
     assert net.running_mean.item() == 2.0 and net.num_batches_tracked.item() == 2
     method.after_evaluation(state)
     assert net.running_mean.item() == 4.0
-    half, method = one_layer([[1.0]]).bfloat16(), create("hare_tortoise")
+    half, method = nn.Sequential(linear([[1.0]])).bfloat16(), create("hare_tortoise")
     for value in (1.0, 2.0):  # a step of .001 is below the precision of bfloat16
         half[0].weight.data.fill_(value)
         method.after_step(with_sgd(half))
@@ -384,7 +376,7 @@ def test_the_tortoise_has_running_statistics_of_its_own_and_the_counts_of_the_ha
 
 
 def test_the_tortoise_starts_again_where_a_layer_is_replaced_or_added():
-    net = nn.Sequential(one_layer([[1.0]]), one_layer([[1.0]]))
+    net = nn.Sequential(nn.Sequential(linear([[1.0]])), nn.Sequential(linear([[1.0]])))
     state, method = with_sgd(net), create("hare_tortoise", momentum=0.5)
     method.after_step(state)
     for change in (lambda: net.__setitem__(1, nn.Linear(1, 3)), lambda: net.append(nn.Linear(3, 3))):
@@ -443,7 +435,7 @@ def test_upgd_in_bfloat16_goes_on_as_if_it_had_not_stopped():
         optimizer.step()
         return optimizer.state[net[0].weight]["utility"]
 
-    net = one_layer([[2.0, -1.0]]).bfloat16()
+    net = nn.Sequential(linear([[2.0, -1.0]])).bfloat16()
     optimizer = build(net)
     utility_after_a_step(net, optimizer)
     resumed = build(again := copy.deepcopy(net))

@@ -243,9 +243,7 @@ NOTHING = [  # model, rule, and what the error says
 
 
 @pytest.mark.parametrize("model, rule, message", NOTHING)
-def test_nothing_to_treat_is_an_error_that_names_what_exists(
-    model: nn.Module, rule: object, message: str
-) -> None:
+def test_nothing_to_treat_is_an_error_that_names_what_exists(model, rule, message) -> None:
     with pytest.raises(UserError, match=message):
         find_targets(model, rule)
 
