@@ -49,17 +49,6 @@ def show() -> None:
             print(f"targets from tests.architectures:{name}", find_targets(globals()[name]()), "", sep="\n")
 
 
-def timm_families() -> Iterator[tuple[str, str]]:
-    """Yield the name of every family of timm, and a small model of it."""
-    import timm
-
-    small = "test_ tiny nano atto pico xxs _xs _s_ small _18 b0 _m0 _t0 femto".split()  # noqa: SIM905
-    for family in timm.list_modules():
-        models = timm.list_models(module=family)
-        if models:
-            yield family, next((name for name in models if any(word in name for word in small)), models[0])
-
-
 def shortened(name: str) -> nn.Module:
     """Return a model of timm with at most two of each run of equal blocks, or all of them where it needs them all."""
     import timm

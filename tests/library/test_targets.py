@@ -76,25 +76,21 @@ def test_tied_embedding_appears_once_through_the_linear() -> None:
     assert all(target.parameter in dict(model.named_parameters()) for target in table)
 
 
-def test_declared_rows_split_a_fused_layer() -> None:
+def test_fused_layers_are_split_as_declared_or_as_torch_has_them() -> None:
     model = mixed()
     k = by_name(find_targets(model))["fused.weight[k]"]
     assert (k.shape, k.scale) == ((6, 4), pytest.approx(math.sqrt(6 / 4)))
     assert torch.equal(k.matrix(model), model.fused.weight[4:10])
-    for wrong in ({"q": 4, "k": 4}, [4, 4, 4], {"q": "4"}):
-        model.fused.fused_rows = wrong
-        with pytest.raises(UserError, match="fused"):
-            find_targets(model)
-
-
-def test_multihead_attention_splits_its_input_projection() -> None:
-    model = mixed()
     table = by_name(find_targets(model, "attention"))
     assert torch.equal(table["attention.in_proj_weight[v]"].matrix(model), model.attention.in_proj_weight[8:])
     fused = ("attention.in_proj_weight", "fused.weight")
     assert names(model, "qk") == [f"{name}[{part}]" for name in fused for part in "qk"]
     unequal = nn.ModuleList([nn.MultiheadAttention(4, 2, kdim=6, vdim=5)])
     assert [t.shape for t in find_targets(unequal, "attention").included] == [(4, 4), (4, 6), (4, 5), (4, 4)]
+    for wrong in ({"q": 4, "k": 4}, [4, 4, 4], {"q": "4"}):
+        model.fused.fused_rows = wrong
+        with pytest.raises(UserError, match="fused"):
+            find_targets(model)
 
 
 def test_presets_patterns_exclusions_and_callables() -> None:
@@ -112,14 +108,6 @@ def test_presets_patterns_exclusions_and_callables() -> None:
     assert names(model, "fused.weight.q") == ["fused.weight[q]"]
     assert names(model, "tokens.weight") == names(model, "head.weight") == ["head.weight"]
     assert names(model, lambda target: target.shape == (6, 4)) == ["fused.weight[k]"]
-
-
-def test_frozen_parameters_are_out_unless_everything_is_frozen() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    model[0].requires_grad_(False)
-    assert names(model) == ["1.weight"] and "frozen" in by_name(find_targets(model))["0.weight"].reason
-    model.requires_grad_(False)
-    assert names(model) == ["0.weight", "1.weight"]
 
 
 def test_weights_of_other_kinds_stay_out() -> None:
@@ -214,6 +202,8 @@ IN = [  # model, rule, and what is in
     (nn.Sequential(Own(), nn.Linear(2, 2)), "all", "1.weight"),
     (Own(fused_rows={"a": 1, "b": 3}, stacked_matrices=True), "all", "weight[a] weight[b] stack[0] stack[1]"),
     (Own(stacked_matrices="in_out"), lambda target: target.shape == (3, 4), "stack[0] stack[1]"),
+    (nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2)), "all", "1.weight"),
+    (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).requires_grad_(False), "all", "0.weight 1.weight"),
     (torch.compile(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))), "1.weight", "_orig_mod.1.weight"),
     (nn.ModuleDict({"module": nn.Sequential(nn.Linear(3, 3))}), "0.weight", "module.0.weight"),
     (nn.ModuleDict({"qkv": nn.Conv1d(2, 6, 1), "o": nn.Conv1d(2, 2, 1)}), "all", "o.weight[0]"),
@@ -234,6 +224,7 @@ NOTHING = [  # model, rule, and what the error says
     (mixed(), "", "targets='' is not a rule"),
     (mixed(), "heat", "nearest: head"),
     (mixed(), "depthwise", "which is out: depthwise"),
+    (nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2)), "0.weight", "frozen"),
     (mixed(), "all,-nosuch.*", "'nosuch.*'"),
     (mixed(), lambda target: False, "no matrix"),
     (mixed(), ["head", 0], r"targets=\['head', 0\] is not a rule"),

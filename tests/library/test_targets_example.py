@@ -88,14 +88,9 @@ def geglu(net: Net, x: Tensor) -> Tensor:
     return up * nn.functional.gelu(gate)
 
 
-def rows(*ranges: tuple[int, int]) -> list[int]:
-    return [row for start, stop in ranges for row in range(start, stop)]
-
-
-def by_head(width: int, parts: int) -> list[list[int]]:
-    """Rows of each part where each of four heads has `width` rows of every part."""
-    starts = [range(parts * width * head, parts * width * (head + 1), width) for head in range(4)]
-    return [rows(*((of[part], of[part] + width) for of in starts)) for part in range(parts)]
+def by_head(width: int, parts: int, heads: int = 4) -> list[list[int]]:
+    """Rows of each part where each head has `width` rows of every part."""
+    return torch.arange(heads * parts * width).view(heads, parts, width).transpose(0, 1).flatten(1).tolist()
 
 
 FUSED = {  # net, its example, the fused weight, and the rows of its matrices
@@ -104,20 +99,20 @@ FUSED = {  # net, its example, the fused weight, and the rows of its matrices
     "loop": (lambda: Net(loop_over_heads, qkv=nn.Linear(32, 96), out=nn.Linear(32, 32)),
              (2, 5, 32), "qkv.weight", by_head(8, 3)),
     "grouped": (grouped_heads, (2, 5, 64), "wqkv.weight",
-                [rows((0, 32), (48, 80)), rows((32, 40), (80, 88)), rows((40, 48), (88, 96))]),
+                [part.flatten().tolist() for part in torch.arange(96).view(2, 48).split([32, 8, 8], dim=1)]),
     "gated query": (lambda: Net(gated_query, q_proj=nn.Linear(32, 64), k_proj=nn.Linear(32, 32),
                                 v_proj=nn.Linear(32, 32), o_proj=nn.Linear(32, 32)),
                     (2, 5, 32), "q_proj.weight", by_head(8, 2)),
-    "w12": (swiglu_net, (3, 32), "w12.weight", [rows((0, 48)), rows((48, 96))]),
+    "w12": (swiglu_net, (3, 32), "w12.weight", by_head(48, 2, heads=1)),
     "geglu": (lambda: nn.Sequential(Net(geglu, proj=nn.Linear(32, 96)), nn.Dropout(0.0), nn.Linear(48, 32)),
-              (3, 32), "0.proj.weight", [rows((0, 48)), rows((48, 96))]),
+              (3, 32), "0.proj.weight", by_head(48, 2, heads=1)),
     "short convolution": (lambda: Net(short_convolution, in_proj=nn.Linear(16, 48), out_proj=nn.Linear(16, 16),
                                       conv=nn.Conv1d(16, 16, 3, groups=16, padding=2)),
-                          (2, 7, 16), "in_proj.weight", [rows((0, 16)), rows((16, 32)), rows((32, 48))]),
+                          (2, 7, 16), "in_proj.weight", by_head(16, 3, heads=1)),
     "conformer": (lambda: Net(conformer, pointwise_conv1=nn.Conv1d(16, 32, 1),
                               depthwise_conv=nn.Conv1d(16, 16, 3, padding=1, groups=16), norm=nn.BatchNorm1d(16),
                               pointwise_conv2=nn.Conv1d(16, 16, 1)),
-                  (2, 16, 9), "pointwise_conv1.weight", [rows((0, 16)), rows((16, 32))]),
+                  (2, 16, 9), "pointwise_conv1.weight", by_head(16, 2, heads=1)),
 }  # fmt: skip
 
 
