@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
-import tests.architectures  # noqa: F401 (its import makes that of torchvision possible)
 from fire_core import UserError, fire
 from fire_core.triggers import Cooldown, EveryNSteps, Plateau
+from tests.architectures import small_language_model  # its import makes that of torchvision possible
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -169,17 +169,14 @@ ROWS = [dict.fromkeys(("input_ids", "labels"), torch.arange(8) * index % 32) for
 
 def trainer_run(callbacks, folder, steps, resume=False, **settings):
     """The trained model and its trainer."""
-    config = transformers.GPT2Config(
-        vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=8, bos_token_id=0, eos_token_id=0,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
-    torch.manual_seed(0)
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    model = small_language_model("gpt2", n_layer=1, **dropout)
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), max_steps=steps, per_device_train_batch_size=4, save_strategy="steps", save_steps=4,
         report_to=[], disable_tqdm=True, use_cpu=True, logging_strategy="no", lr_scheduler_type="constant", **settings,
     )  # fmt: skip
     given = {"train_dataset": ROWS, "eval_dataset": ROWS, "callbacks": callbacks}
-    trainer = transformers.Trainer(transformers.GPT2LMHeadModel(config), arguments, **given)
+    trainer = transformers.Trainer(model, arguments, **given)
     trainer.train(resume_from_checkpoint=resume)
     return trainer.model, trainer
 

@@ -180,6 +180,15 @@ def test_quintic_schedules_bring_the_interval_to_one(lower: float, most_steps: i
     assert abs(values - 1).max() <= 1e-2 and len(steps) <= most_steps
 
 
+def test_the_schedules_of_the_solver_cover_what_their_comments_say() -> None:
+    square = (polar_exact.LIFT, polar_exact.SETTLE), polar_exact.FINISH
+    for (steps, last), lower in ((square, 3e-3), ((polar_exact.TRIANGLE_RATIONAL, schedules.CUBIC), 0.04)):
+        values = np.geomspace(lower, 1, 200001)
+        for step in steps:
+            values = schedules.rational_value(values, step)
+        assert abs(schedules.polynomial_value(values, last) - 1).max() <= 1e-6
+
+
 @pytest.mark.parametrize("shape", [(40, 40), (90, 70)])
 def test_steps_act_on_singular_values_as_their_functions(shape: tuple[int, int]) -> None:
     """The rational one first divides by the root of the norm of X^T X."""
