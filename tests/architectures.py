@@ -3,11 +3,8 @@
 python -m tests.architectures prints the page.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -31,21 +28,15 @@ phi3 = partial(_language_model, "phi3", num_hidden_layers=2, num_key_value_heads
 mixtral = partial(_language_model, "mixtral", num_hidden_layers=2)
 
 
-def vit() -> nn.Module:
+def _timm(name: str, **settings: object) -> nn.Module:
     import timm
 
-    return timm.create_model("vit_tiny_patch16_224", depth=2)
+    return timm.create_model(name, **settings)
 
 
-def convnext() -> nn.Module:
-    import timm
-
-    return timm.create_model("convnext_tiny", depths=(1, 1, 1, 1))
-
-
-def mha() -> nn.Module:
-    """torch's own encoder layer."""
-    return nn.TransformerEncoderLayer(512, 8)
+vit = partial(_timm, "vit_tiny_patch16_224", depth=2)
+convnext = partial(_timm, "convnext_tiny", depths=(1, 1, 1, 1))
+mha = partial(nn.TransformerEncoderLayer, 512, 8)  # torch's own encoder layer
 
 
 def show() -> None:
@@ -53,17 +44,6 @@ def show() -> None:
     for name in ("gpt2", "llama", "phi3", "mixtral", "vit", "convnext", "mha"):
         with torch.device("meta"):
             print(f"targets from tests.architectures:{name}", find_targets(globals()[name]()), "", sep="\n")
-
-
-def timm_families() -> Iterator[tuple[str, str]]:
-    """Yield the name of every family of timm, and a small model of it."""
-    import timm
-
-    small = "test_ tiny nano atto pico xxs _xs _s_ small _18 b0 _m0 _t0 femto".split()  # noqa: SIM905
-    for family in timm.list_modules():
-        models = timm.list_models(module=family)
-        if models:
-            yield family, next((name for name in models if any(word in name for word in small)), models[0])
 
 
 def shortened(name: str) -> nn.Module:
@@ -84,14 +64,6 @@ def shortened(name: str) -> nn.Module:
             numbered = type(module) is nn.ModuleList
             module._modules = {str(i) if numbered else key: child for i, (key, child) in enumerate(kept)}
     return model
-
-
-@contextmanager
-def without_initialisation() -> Iterator[None]:
-    """Build modules whose parameters have no values yet, which is fast."""
-    names = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
-    with patch.multiple(nn.init, **{name: lambda tensor, *arguments, **settings: tensor for name in names}):
-        yield
 
 
 SIZES = {

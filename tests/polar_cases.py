@@ -39,12 +39,3 @@ def deviation(factors: Tensor) -> Tensor:
     tall = (factors if factors.shape[-2] >= factors.shape[-1] else factors.mT).double()
     identity = torch.eye(tall.shape[-1], dtype=torch.float64)
     return (tall.mT @ tall - identity).square().sum(dim=(-2, -1))
-
-
-def published(matrix: Tensor, iterations: int) -> Tensor:
-    """The published loop on one matrix, written down as plainly as possible, in the type of `matrix`."""
-    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-    x = tall / tall.norm()
-    for _ in range(iterations):
-        x = 1.5 * x - 0.5 * x @ (x.T @ x)
-    return x if matrix.shape[0] >= matrix.shape[1] else x.T

@@ -37,9 +37,7 @@ def load(method: str) -> tuple[dict[str, Tensor], dict]:
 def linear(values: list, bias: list | None = None) -> nn.Linear:
     weight = torch.tensor(values, dtype=torch.float32)
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    layer.weight.data = weight
-    if bias is not None:
-        layer.bias.data = torch.tensor(bias)
+    layer.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": torch.tensor(bias)}))
     return layer
 
 

@@ -9,6 +9,7 @@ import os
 import resource
 import struct
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from fire_core.checkpoints.files import open_checkpoint
 from fire_core.checkpoints.targets import targets_of
 from fire_core.checkpoints.treat import spectra, treat_file
 from fire_core.solvers.polar import polar
+from tests.architectures import small_language_model
 
 
 def make_net() -> nn.Module:
@@ -101,33 +103,23 @@ def test_apply_on_safetensors_equals_fire_in_memory(tmp_path: Path) -> None:
     assert source.read_bytes() == before and files_in(tmp_path) == {"in.safetensors", "out.safetensors"}
 
 
-def test_apply_on_a_torch_file_keeps_all_else(tmp_path: Path) -> None:
-    net = make_net()
+def test_apply_on_a_torch_file_reads_the_entry_that_key_names_and_keeps_all_else(tmp_path: Path) -> None:
+    net, out = make_net(), tmp_path / "out.pt"
     optimizer = torch.optim.Adam(net.parameters())
     net.fc(torch.ones(2, 8)).sum().backward()
     optimizer.step()
-    content = {"epoch": 3, "model": net.state_dict(), "optimizer": optimizer.state_dict()}
-    source = write(content, tmp_path / "in.pt")
-    assert run("apply", source, tmp_path / "out.pt", "--solver", "exact") == 0
-    result, old = read(tmp_path / "out.pt"), read(source)
-    assert torch.equal(old["model"]["fc.weight"], net.fc.weight), "the input file must stay as it was"
-    fire(net, solver="exact")
-    assert_same(result["model"], net.state_dict())
-    assert result["epoch"] == 3 and len(result["optimizer"]["state"]) == len(old["optimizer"]["state"])
-
-
-def test_apply_reads_the_entry_that_key_names(tmp_path: Path) -> None:
-    net, out = make_net(), tmp_path / "out.pt"
     actor = {**net.state_dict(), "fused": torch.ones(6, 2)}
-    source = write({"agent": {"actor": actor}, "steps": 1}, tmp_path / "in.pt")
+    content = {"epoch": 3, "agent": {"actor": actor}, "optimizer": optimizer.state_dict()}
+    source = write(content, tmp_path / "in.pt")
     assert "fused" not in included(source, "all", NET, "agent.actor")
     for key in ([], ["--key", "agent.critic"], ["--key", ""]):
         assert run("apply", source, out, *key) == 2
-    assert run("apply", source, out, "--key", "agent.actor") == 0
-    fire(net)
-    written = read(out)["agent"]["actor"]
-    assert torch.equal(written.pop("fused"), torch.ones(6, 2))
-    assert_same(written, net.state_dict())
+    assert run("apply", source, out, "--key", "agent.actor", "--solver", "exact") == 0
+    result, old = read(out), read(source)
+    assert_same(old["agent"]["actor"], actor)  # the input file stays as it was
+    fire(net, solver="exact")
+    assert_same(result["agent"]["actor"], {**net.state_dict(), "fused": torch.ones(6, 2)})
+    assert result["epoch"] == 3 and len(result["optimizer"]["state"]) == len(old["optimizer"]["state"])
 
 
 def test_inspect_gives_the_spectrum(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -185,17 +177,22 @@ def test_the_head_of_a_file_is_told_by_a_tied_table_or_not_at_all(tmp_path: Path
 
 
 TABLES = """emb value_embeds.1 item_embedding wte encoder.embed.0 vq.codebooks Emb.table lookup_table x.EMBED.y
-    transformer.WTE vocab word_vectors encoder user_factors net.patch_embed""".split()  # noqa: SIM905
+    transformer.WTE vocab word_vectors encoder user_factors net.patch_embed relative_attention_bias""".split()  # noqa: SIM905
 V, D = 50, 16  # rows of a vocabulary, width of the model
 BODY = {"up.weight": (64, D), "down.weight": (D, 64), "q.weight": (D, D)}
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_what_may_be_a_table_stays_out_of_a_bare_file(tmp_path: Path, name: str) -> None:
-    """By its name, or because it has as many rows as the output layer, as `encoder` of torch's language model has."""
-    shape = {"user_factors": (20 * D, D), "vq.codebooks": (2, V, D)}.get(name, (V, D))
+    """By its name, or because it has as many rows as the output layer, as `encoder` of torch's language model has.
+
+    What GPT-2 stores transposed stays out, too.
+    """
+    shapes = {"user_factors": (20 * D, D), "vq.codebooks": (2, V, D), "relative_attention_bias": (D, D)}
+    shape = shapes.get(name, (V, D))
     shapes = {f"{name}.weight": shape, **BODY, "decoder.weight": (V, D), "decoder.bias": (V,)}
-    shapes["patch_embed.proj.weight"] = (D, 3, 4)
+    shapes |= {"patch_embed.proj.weight": (D, 3, 4), "h.0.attn.c_attn.weight": (D, 3 * D)}
+    shapes |= {"h.0.mlp.c_fc.weight": (D, 64), "h.0.mlp.c_proj.weight": (64, D)}
     source = write({n: torch.randn(shape) for n, shape in shapes.items()}, tmp_path / "in.safetensors")
     assert included(source) == {*BODY, "decoder.weight", "patch_embed.proj.weight"}
 
@@ -356,20 +353,16 @@ def test_a_file_that_appears_while_the_weights_are_treated_is_not_overwritten(tm
 
 
 # ------------------------------------------------------------------------------------------------ folders of transformers
-@pytest.fixture
-def architectures():
-    pytest.importorskip("transformers")
-    import tests.architectures
-
-    return tests.architectures
+TRANSFORMERS = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 
 
 @pytest.mark.reference
+@TRANSFORMERS
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize("torch_files", [False, True])
-def test_apply_on_a_folder_equals_fire_on_the_model(architectures, tmp_path, name, torch_files):
+def test_apply_on_a_folder_equals_fire_on_the_model(tmp_path, name, torch_files):
     """The shards are read, and one safetensors file is written, which transformers loads with the old config.json."""
-    model = architectures.small_language_model(name)
+    model = small_language_model(name)
     old, new = tmp_path / "old", tmp_path / "new" / "model.safetensors"
     model.save_pretrained(old, max_shard_size="20KB")
     assert len(list(old.glob("*.safetensors"))) > 1
@@ -388,9 +381,10 @@ def test_apply_on_a_folder_equals_fire_on_the_model(architectures, tmp_path, nam
 
 
 @pytest.mark.reference
-def test_matrices_that_the_model_does_not_describe_stay_out(architectures, tmp_path):
+@TRANSFORMERS
+def test_matrices_that_the_model_does_not_describe_stay_out(tmp_path):
     """Mixtral's experts are saved one by one, under names that its model in transformers does not have."""
-    architectures.small_language_model("mixtral").save_pretrained(tmp_path / "model")
+    small_language_model("mixtral").save_pretrained(tmp_path / "model")
     table, source = targets_of(open_checkpoint(tmp_path / "model"))
     assert source == "targets from config.json (MixtralForCausalLM)"
     experts = [target for target in table if "experts" in target.parameter]
@@ -401,7 +395,8 @@ def test_matrices_that_the_model_does_not_describe_stay_out(architectures, tmp_p
 
 
 @pytest.mark.reference
-def test_what_a_config_names_is_called_only_if_it_is_a_model_class(architectures, tmp_path):
+@TRANSFORMERS
+def test_what_a_config_names_is_called_only_if_it_is_a_model_class(tmp_path):
     write({"a.weight": torch.randn(4, 4)}, tmp_path / "pytorch_model.bin")
     config = {"model_type": "gpt2", "architectures": ["GPT2Config"], "n_layer": 1}
     (tmp_path / "config.json").write_text(json.dumps(config))

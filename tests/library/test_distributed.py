@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fire_core import State, UserError, find_targets, fire, reset_optimizer_state
+from fire_core import Report, State, UserError, find_targets, fire, reset_optimizer_state
 from fire_core.engine import Treated, observe, treat_model
 from fire_core.methods import create
 from fire_core.methods.controls import random_orthogonal
@@ -23,8 +23,7 @@ from tests.tiny_nets import Net
 EXACT = {"solver": "exact"}
 SOLVERS = ({"iterations": 5}, EXACT, EXACT | {"strength": 0.5}, EXACT | {"scale": "initial"})
 BATCHES = [(torch.arange(i, i + 12)[None], torch.linspace(-1, 1 + i, 37)[None, None]) for i in (0, 9)]
-LINEAR_LAYERS = {"targets": "conv", "reset": "linear"}
-STARTS = (("full_reset", {}), ("shrink_perturb", {"shrink": 0.3}), ("fire", LINEAR_LAYERS))
+STARTS = {"full_reset": {}, "shrink_perturb": {"shrink": 0.3}, "fire": {"targets": "conv", "reset": "linear"}}
 
 
 def forward(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -84,26 +83,38 @@ def fails_on_one_rank(stack: torch.Tensor, group: list) -> Treated:
     return Treated(stack)
 
 
-def fired(model: nn.Module, **settings: object) -> tuple[dict, dict, list[str]]:
+def outcome(model: nn.Module, report: Report) -> tuple[dict, dict, list[str], list[str]]:
+    """Weights, figures, and the names of what was changed, as the report and as its parameters have it."""
+    names = {id(p): name.removeprefix("module.") for name, p in model.named_parameters()}
+    return (
+        full(model),
+        report.to_dict(),
+        sorted(report.changed),
+        sorted(names[id(p)] for p in report.parameters),
+    )
+
+
+def fired(model: nn.Module, **settings: object) -> tuple[dict, dict, list[str], list[str]]:
     if settings.get("scale") == "initial":  # named and sharded as the model's own parameters
         settings["initial"] = {name: 2.0 * p.detach() for name, p in model.named_parameters()}
-    report = fire(model, **settings)
-    return full(model), report.to_dict(), sorted(report.changed)
+    return outcome(model, fire(model, **settings))
 
 
-def replicated_models() -> dict:
+def fired_models() -> dict:
+    """What FIRE makes of models of each kind with settings of this number, and what methods make of replicas."""
     found = {}
     for i, settings in enumerate(SOLVERS):
         found["plain", i] = fired(make(), group=dist.group.WORLD, **settings)
         found["ddp", i] = fired(DistributedDataParallel(strided()), **settings)
-    return found
-
-
-def sharded_models() -> dict:
-    found = {("fsdp2", i): fired(sharded(), **settings) for i, settings in enumerate(SOLVERS)}
-    found["columns", 1] = fired(cut_by_columns(), **SOLVERS[1])
+        found["fsdp2", i] = fired(sharded(), **settings)
     wrapped = DistributedDataParallel(make())
+    found["columns", 1] = fired(cut_by_columns(), **SOLVERS[1])
     found["table", 1] = fired(wrapped, targets=find_targets(wrapped), **SOLVERS[1])
+    prefixed = DistributedDataParallel(make()).state_dict()
+    for method, settings in STARTS.items():
+        found["start", method] = towards_the_start(DistributedDataParallel(make()), method, **settings)
+        given = {"initial": prefixed, **settings}
+        found["prefixed start", method] = towards_the_start(DistributedDataParallel(make()), method, **given)
     return found
 
 
@@ -200,15 +211,13 @@ def who_works() -> list[str]:
 
 def towards_the_start(
     model: nn.Module, method: str, initial: dict | None = None, **settings: object
-) -> tuple[dict, dict, list[str], list[str]]:
-    """Weights, report and what was changed after a method that reads the starting weights, which are whole on every rank."""
+) -> tuple:
+    """The outcome of a method that reads the starting weights, which are whole on every rank."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.5)
     state = State({"net": model}, initial={"net": initial or make().state_dict()})
-    report = create(method, **settings).boundary(state)
-    names = {id(parameter): name.removeprefix("module.") for name, parameter in model.named_parameters()}
-    return full(model), report.to_dict(), sorted(report.changed), [names[id(p)] for p in report.parameters]
+    return outcome(model, create(method, **settings).boundary(state))
 
 
 def dashed(model: nn.Module, batches: list) -> dict:
@@ -219,17 +228,13 @@ def dashed(model: nn.Module, batches: list) -> dict:
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    found = {"replicated": replicated_models(), "sharded": sharded_models(), "training": training_goes_on()}
+    found = {"fired": fired_models(), "training": training_goes_on()}
     found |= {"random": drawn_at_random(fully_shard(twins())), "failures": failures(rank)}
     wrapped = {"ddp": DistributedDataParallel(make()), "fsdp2": sharded()}
     wrapped["nested"] = nn.ModuleDict({"a": DistributedDataParallel(make())})
     found["changed"] = {name: forgets_what_was_changed(model) for name, model in wrapped.items()}
     found |= {"dry run": dry_run(), "mine": who_works()}
     found["dash"] = dashed(DistributedDataParallel(make()), BATCHES[rank : rank + 1])
-    for initial in (None, DistributedDataParallel(make()).state_dict()):
-        for method, settings in STARTS:
-            after = towards_the_start(DistributedDataParallel(make()), method, initial, **settings)
-            found.setdefault(method, []).append(after)
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -251,11 +256,6 @@ def test_random_matrices_are_those_of_one_process(ranks):
         assert all(torch.equal(weights[name], weight) for name, weight in expected.items())
 
 
-@pytest.fixture(scope="module")
-def alone() -> list[tuple[dict, dict, list]]:
-    return [fired(make(), **settings) for settings in SOLVERS]
-
-
 def assert_rows_match(actual: dict, expected: dict) -> None:
     assert [row["name"] for row in actual["rows"]] == [row["name"] for row in expected["rows"]]
     for row, other in zip(actual["rows"], expected["rows"]):
@@ -265,15 +265,18 @@ def assert_rows_match(actual: dict, expected: dict) -> None:
         assert (row["action"], row["reason"]) == (other["action"], other["reason"])
 
 
-@pytest.mark.parametrize("kind", ["replicated", "sharded"])
-def test_two_processes_equal_one(ranks: list[dict], alone: list, kind: str) -> None:
-    for key, (weights, report, changed) in ranks[0][kind].items():
-        expected_weights, expected_report, expected_changed = alone[key[1]]
-        assert changed == expected_changed
-        for name, weight in expected_weights.items():
-            assert torch.allclose(weights[name], weight, atol=2e-6), (key, name)
-            assert torch.equal(weights[name], ranks[1][kind][key][0][name]), (key, name)
-        assert_rows_match(report, expected_report)
+def test_two_processes_equal_one(ranks: list[dict]) -> None:
+    """Names are those of the module inside DistributedDataParallel, also where starting weights carry its prefix."""
+    alone = {i: fired(make(), **settings) for i, settings in enumerate(SOLVERS)}
+    alone |= {method: towards_the_start(make(), method, **settings) for method, settings in STARTS.items()}
+    for key, found in ranks[0]["fired"].items():
+        expected, other = alone[key[1]], ranks[1]["fired"][key]
+        assert found[2:] == other[2:] == expected[2:], key
+        for name, weight in expected[0].items():
+            assert torch.allclose(found[0][name], weight, atol=2e-6), (key, name)
+            assert torch.equal(found[0][name], other[0][name]), (key, name)
+        assert_rows_match(found[1], expected[1])
+        assert_rows_match(other[1], expected[1])
 
 
 def test_dash_follows_the_mean_of_all_ranks(ranks: list[dict]) -> None:
@@ -281,16 +284,6 @@ def test_dash_follows_the_mean_of_all_ranks(ranks: list[dict]) -> None:
     for name, weight in dashed(make(), [whole]).items():
         assert all(torch.allclose(found["dash"][name], weight, atol=1e-6) for found in ranks), name
         assert torch.equal(ranks[0]["dash"][name], ranks[1]["dash"][name])
-
-
-def test_methods_that_read_the_starting_weights_treat_replicas(ranks: list[dict]) -> None:
-    """Names are those of the module inside DistributedDataParallel, also where the starting weights carry its prefix."""
-    for method, settings in STARTS:
-        weights, report, changed, parameters = towards_the_start(make(), method, **settings)
-        for found in ranks[0][method] + ranks[1][method]:
-            assert found[2:] == (changed, parameters)
-            assert all(torch.allclose(found[0][name], weight, atol=2e-6) for name, weight in weights.items())
-            assert_rows_match(found[1], report)
 
 
 def test_training_goes_on_and_changed_means_the_same_for_every_wrapper(ranks: list[dict]) -> None:

@@ -3,7 +3,6 @@
 import copy
 import math
 import sys
-import traceback
 import weakref
 from pathlib import Path
 
@@ -13,61 +12,51 @@ import torch
 from torch import nn
 
 import fire_core
-from fire_core import UserError, find_targets, fire, polar, project_, reset_optimizer_state
+from fire_core import UserError, find_targets, fire, project_, reset_optimizer_state
 from fire_core.engine import Treated, treat_tensors
 from fire_core.measure.metrics import deviation_from_isometry
 from language.model import Decoder, Shape
-from tests.polar_cases import published, spread, with_spectrum
+from tests.polar_cases import spread, with_spectrum
 from tests.tiny_nets import linear, untouched
 from vision.models import build
 
-SHAPES = {"channels": 3, "image_size": 32, "classes": 10}
+IMAGES = {"channels": 3, "image_size": 32, "classes": 10}
+NETS = {
+    "resnet18": lambda: build("resnet18", **IMAGES),
+    "vit_tiny": lambda: build("vit_tiny", **IMAGES),
+    "vgg16": lambda: build("vgg16", **IMAGES | {"width": 32, "image_size": 64}),
+    "gpt": lambda: Decoder(Shape(layers=1, heads=2, width=16, block=8, vocabulary=40)),
+}
 
 
-def paper(w: torch.Tensor, iterations: int) -> torch.Tensor:
-    """The paper's Algorithm 1 on one matrix."""
-    return published(w, iterations) * math.sqrt(w.shape[0] / w.shape[1])
+def paper(w: torch.Tensor) -> torch.Tensor:
+    """The paper's Algorithm 1 with ten iterations on one matrix, written down as plainly as possible."""
+    tall = w if w.shape[0] >= w.shape[1] else w.T
+    x = tall / tall.norm()
+    for _ in range(10):
+        x = 1.5 * x - 0.5 * x @ (x.T @ x)
+    return (x if tall is w else x.T) * math.sqrt(w.shape[0] / w.shape[1])
 
 
-def paper_layer(layer: nn.Module, iterations: int) -> torch.Tensor:
-    """The weight of a Linear or Conv2d after the published algorithm, tap by tap."""
-    w = layer.weight.detach().clone()
-    for i, j in np.ndindex(*w.shape[2:]) if w.ndim == 4 else ():
-        w[:, :, i, j] = paper(w[:, :, i, j], iterations) / w[0, 0].numel()
-    return w if w.ndim == 4 else paper(w, iterations)
-
-
-def assert_fired(net: nn.Module, expected: dict[str, torch.Tensor], iterations: int) -> None:
-    """FIRE changes the parameters named, as expected, and no other."""
+@pytest.mark.parametrize("name", NETS)
+def test_equals_the_published_formula(name):
+    """Of a GPT, q, k and v of the fused weight are matrices of their own; the tied embedding is the output layer."""
+    torch.manual_seed(0)
+    net = NETS[name]()
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    assert fire(net, iterations=iterations).changed == set(expected)
+    expected = {}
+    for place, layer in net.named_modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            w = layer.weight.detach().clone()
+            for i, j in np.ndindex(*w.shape[2:]) if w.ndim == 4 else ():
+                w[:, :, i, j] = paper(w[:, :, i, j]) / w[0, 0].numel()
+            parts = w.chunk(3 if place.endswith("c_attn") else 1)
+            weight = w if w.ndim == 4 else torch.cat([paper(part) for part in parts])
+            expected["wte.weight" if place == "lm_head" else f"{place}.weight"] = weight
+    assert fire(net, iterations=10).changed == set(expected)
     for name, parameter in net.named_parameters():
         want = expected.get(name, before[name])
         assert (parameter - want).norm() <= 1e-5 * want.norm().clamp_min(1e-12), name
-
-
-NARROWER = {"resnet18": {}, "vit_tiny": {}, "vgg16": {"width": 32, "image_size": 64}}
-
-
-@pytest.mark.parametrize("name", NARROWER)
-def test_equals_the_published_formula(name):
-    torch.manual_seed(0)
-    net = build(name, **SHAPES | NARROWER[name])
-    layers = {n: m for n, m in net.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
-    assert_fired(net, {f"{n}.weight": paper_layer(layer, 10) for n, layer in layers.items()}, 10)
-
-
-def test_a_gpt_is_treated_matrix_by_matrix():
-    """q, k and v of the fused weight are matrices of their own; the tied embedding is the output layer."""
-    torch.manual_seed(0)
-    net = Decoder(Shape(layers=1, heads=2, width=16, block=8, vocabulary=40))
-    expected = {"wte.weight": paper(net.wte.weight.detach(), 5)}
-    for name, module in net.named_modules():
-        if isinstance(module, nn.Linear) and name != "lm_head":
-            rows = 16 if name.endswith("c_attn") else len(module.weight)
-            parts = module.weight.detach().split(rows)
-            expected[f"{name}.weight"] = torch.cat([paper(part, 5) for part in parts])
-    assert_fired(net, expected, 5)
 
 
 def test_report_figures_by_hand():
@@ -80,6 +69,9 @@ def test_report_figures_by_hand():
     assert row.sfe_relative == pytest.approx(13 / 25, rel=1e-5)
     assert (row.norm_before, row.norm_after) == (pytest.approx(5.0), pytest.approx(math.sqrt(2)))
     assert "weight" in str(report) and report.summary()["targets"] == 1
+    # before its scale, one step of the published loop leaves 0.792 and 0.944
+    (row,) = fire(linear([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]]), iterations=1).treated()
+    assert row.dfi_factor == pytest.approx((1 - 0.792**2) ** 2 + (1 - 0.944**2) ** 2, rel=1e-5)
 
 
 def test_the_report_is_of_the_weight_as_stored():
@@ -103,13 +95,6 @@ def test_the_tolerance_reaches_the_solver():
         net.weight.data.copy_(with_spectrum(128, 128, spread(128, 6.0)))
         left.append(fire(net, solver="exact", **settings).treated()[0].dfi_factor)
     assert left[0] <= 1e-8 < left[1]
-
-
-def test_the_report_says_how_far_the_published_factor_is_from_orthogonal():
-    net = nn.Linear(10, 40, bias=False)
-    expected = polar(net.weight, "newton_schulz", iterations=3).residual.item()
-    (row,) = fire(net, iterations=3).treated()
-    assert row.dfi_factor == pytest.approx(expected, rel=1e-3) and expected > 0.1
 
 
 def two_layers() -> nn.Sequential:
@@ -221,25 +206,18 @@ def test_tied_weights_are_treated_once_and_forgotten_together():
     assert len(fire(net).treated()) == 2
 
 
-def test_a_call_is_small_and_the_way_to_the_first_matrix_product_is_short():
-    """At most 50 functions in 7 files, and six calls deep at the first product."""
-    root = str(Path(fire_core.__file__).parent)
-    called, at_product = set(), []
+def test_a_call_goes_through_few_functions():
+    """At most 45, in at most 7 files."""
+    root, called, net = str(Path(fire_core.__file__).parent), set(), two_layers()
 
     def watch(frame, event, function):
         if event == "call" and frame.f_code.co_filename.startswith(root):
             called.add(frame.f_code)
-        if event == "c_call" and function.__name__ in ("bmm", "baddbmm", "matmul", "mm") and not at_product:
-            at_product.extend(each.f_code for each, _ in traceback.walk_stack(frame))
 
-    net = two_layers()
     sys.setprofile(watch)
     try:
         fire(net)
     finally:
         sys.setprofile(None)
-    way = [Path(c.co_filename).name for c in reversed(at_product) if c.co_filename.startswith(root)]
-    assert way == ["projection.py", "engine.py", "engine.py", "projection.py", "polar.py", "polar.py"]
     functions = {(Path(c.co_filename).name, c.co_qualname) for c in called if "<" not in c.co_name}
-    files = {file for file, _ in functions}
-    assert len(functions) <= 45 and len(files) <= 7, sorted(functions)
+    assert len(functions) <= 45 and len({file for file, _ in functions}) <= 7, sorted(functions)

@@ -1,8 +1,6 @@
 """The callbacks inside the real frameworks: they fire at the right steps, do what fire does, and survive a resume."""
 
 import copy
-import gc
-import weakref
 from pathlib import Path
 
 import pytest
@@ -11,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
-import tests.architectures  # noqa: F401 (its import makes that of torchvision possible)
 from fire_core import UserError, fire
 from fire_core.triggers import Cooldown, EveryNSteps, Plateau
+from tests.architectures import small_language_model  # its import makes that of torchvision possible
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -47,26 +45,16 @@ class Module(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=self.learning_rate)
 
 
-class Spy(lightning.Callback):
-    """Runs before the FIRE callback: keeps the weights of every step."""
-
-    def __init__(self) -> None:
-        self.weights: dict[int, dict] = {}
-
-    def on_train_batch_end(self, trainer: object, pl_module: Module, *args: object) -> None:
-        self.weights[trainer.global_step] = copy.deepcopy(pl_module.state_dict())
-
-
 def lightning_run(callback, folder, epochs, resume=None, others=(), learning_rate=1e-2, **settings):
-    """The trained module, the spy and the trainer."""
-    module, spy = Module(learning_rate), Spy()
+    """The trained module and the trainer."""
+    module = Module(learning_rate)
     quiet = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
     settings |= {"default_root_dir": folder, "accelerator": "cpu"} | dict.fromkeys(quiet, False)
-    trainer = lightning.Trainer(max_epochs=epochs, callbacks=[spy, callback, *others], **settings)
+    trainer = lightning.Trainer(max_epochs=epochs, callbacks=[callback, *others], **settings)
     loader = DataLoader(TensorDataset(INPUTS, LABELS), batch_size=8)
     trainer.fit(module, loader, loader, ckpt_path=resume)
     trainer.save_checkpoint(folder / "last.ckpt")
-    return module, spy, trainer
+    return module, trainer
 
 
 def steps_of(*callbacks) -> list[int]:
@@ -80,10 +68,9 @@ def assert_equal_weights(one: nn.Module, other: nn.Module, tolerance: float = 0.
 
 def test_lightning_fires_on_steps_and_does_what_fire_does(tmp_path: Path) -> None:
     callback = LightningCallback(EveryNSteps(8), solver="exact", targets="-head")
-    module, spy, trainer = lightning_run(callback, tmp_path, epochs=2)
+    module, trainer = lightning_run(callback, tmp_path, epochs=2)
     assert steps_of(callback) == [8]
-    expected = Module()
-    expected.load_state_dict(spy.weights[8])
+    expected, _ = lightning_run(LightningCallback(EveryNSteps(9)), tmp_path, epochs=2)  # does not fire
     fire(expected, solver="exact", targets="-head")
     assert_equal_weights(module, expected)
     assert callback.reports[0][1].changed == {"net.0.weight"}
@@ -103,7 +90,7 @@ FIRED = [
 @pytest.mark.parametrize("trigger, settings, steps", FIRED)
 def test_lightning_fires_at_hand_worked_steps(tmp_path: Path, trigger, settings, steps) -> None:
     callback = LightningCallback(trigger)
-    _, _, trainer = lightning_run(callback, tmp_path, **settings)
+    _, trainer = lightning_run(callback, tmp_path, **settings)
     assert steps_of(callback) == steps and trainer.current_epoch == settings["epochs"]
 
 
@@ -112,11 +99,11 @@ def test_lightning_resumes_its_trigger(tmp_path: Path) -> None:
         return LightningCallback(Cooldown(Plateau("val_loss", patience=2), 5), optimizer_state="keep")
 
     whole = make()
-    expected, _, _ = lightning_run(whole, tmp_path / "whole", epochs=4)
+    expected, _ = lightning_run(whole, tmp_path / "whole", epochs=4)
     first, second = make(), make()
     lightning_run(first, tmp_path / "first", epochs=2)
     resume = str(tmp_path / "first/last.ckpt")
-    actual, _, _ = lightning_run(second, tmp_path / "second", epochs=4, resume=resume)
+    actual, _ = lightning_run(second, tmp_path / "second", epochs=4, resume=resume)
     lightning_run(whole, tmp_path / "again", epochs=4)  # the same callback in another fit
     assert steps_of(whole) == [12, 12] and steps_of(first, second) == [12]
     assert_equal_weights(actual, expected)
@@ -139,7 +126,7 @@ AVERAGES = {
 def test_lightning_starts_averages_anew(tmp_path: Path, kind: str) -> None:
     """One step after FIRE, validation sees the new weights, not an average with the old ones."""
     callback = LightningCallback(EveryNSteps(7), solver="exact", targets="net.0")
-    module, _, _ = lightning_run(callback, tmp_path, 2, others=(AVERAGES[kind](),), learning_rate=1e-9)
+    module, _ = lightning_run(callback, tmp_path, 2, others=(AVERAGES[kind](),), learning_rate=1e-9)
     assert steps_of(callback) == [7]
     assert far_from_orthogonal(module.net[0].weight) < 1e-3, "what training ends with is the average"
 
@@ -182,17 +169,14 @@ ROWS = [dict.fromkeys(("input_ids", "labels"), torch.arange(8) * index % 32) for
 
 def trainer_run(callbacks, folder, steps, resume=False, **settings):
     """The trained model and its trainer."""
-    config = transformers.GPT2Config(
-        vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=8, bos_token_id=0, eos_token_id=0,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
-    torch.manual_seed(0)
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    model = small_language_model("gpt2", n_layer=1, **dropout)
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), max_steps=steps, per_device_train_batch_size=4, save_strategy="steps", save_steps=4,
         report_to=[], disable_tqdm=True, use_cpu=True, logging_strategy="no", lr_scheduler_type="constant", **settings,
     )  # fmt: skip
     given = {"train_dataset": ROWS, "eval_dataset": ROWS, "callbacks": callbacks}
-    trainer = transformers.Trainer(transformers.GPT2LMHeadModel(config), arguments, **given)
+    trainer = transformers.Trainer(model, arguments, **given)
     trainer.train(resume_from_checkpoint=resume)
     return trainer.model, trainer
 
@@ -221,29 +205,21 @@ def test_trainer_leaves_the_finished_model_alone(tmp_path: Path) -> None:
     assert_equal_weights(model, before)
 
 
-def test_two_trainer_callbacks_keep_their_own_triggers(tmp_path: Path) -> None:
+def test_two_trainer_callbacks_keep_their_own_triggers_and_serve_a_second_training(tmp_path: Path) -> None:
+    """A search or a cross-validation has a new model in each training; the callbacks hold none afterwards."""
+
     def make() -> list[TrainerCallback]:
         return [
             TrainerCallback(EveryNSteps(3), name="often", targets="qk"),
             TrainerCallback(EveryNSteps(5), name="seldom", solver="exact", targets="no_embedding"),
         ]
 
-    expected, _ = trainer_run(whole := make(), tmp_path / "whole", steps=11)
-    trainer_run(first := make(), tmp_path / "parts", steps=4)
-    actual, _ = trainer_run(second := make(), tmp_path / "parts", steps=11, resume=True)
+    whole, first, second = make(), make(), make()
+    for part in ("whole", "again"):
+        expected, _ = trainer_run(whole, tmp_path / part, steps=11)
+    trainer_run(first, tmp_path / "parts", steps=4)
+    actual, _ = trainer_run(second, tmp_path / "parts", steps=11, resume=True)
     assert_equal_weights(actual, expected, 1e-6)
     for one, before, after, steps in zip(whole, first, second, ([3, 6, 9], [5, 10]), strict=True):
-        assert steps_of(one) == steps_of(before, after) == steps
-
-
-def test_callbacks_serve_a_second_training_and_keep_no_model(tmp_path: Path) -> None:
-    """As in a search or a cross-validation: each training has a new model."""
-    callbacks = [
-        TrainerCallback(EveryNSteps(3), name="often"),
-        TrainerCallback(EveryNSteps(4), name="seldom"),
-    ]
-    for part in ("a", "b"):
-        model = weakref.ref(trainer_run(callbacks, tmp_path / part, steps=4)[0])
-    assert [steps_of(callback) for callback in callbacks] == [[3, 3], [4, 4]]
-    gc.collect()
-    assert not any(held is model() for callback in callbacks for held in vars(callback).values())
+        assert steps_of(before, after) == steps and steps_of(one) == 2 * steps
+    assert not any(held is expected for callback in whole for held in vars(callback).values())

@@ -25,6 +25,8 @@ def test_distances_and_ranks_by_hand():
     before, after, initial = torch.tensor([[3.0]]), torch.tensor([[2.0]]), torch.tensor([[1.0]])
     assert metrics.relative_squared_error(before, after, initial).item() == 0.25
     assert metrics.relative_squared_error(before, after, before).isnan()
+    assert relative_to_layer(torch.tensor([2.0, 0.0, 2.0])).tolist() == pytest.approx([1.5, 0.0, 1.5])
+    assert relative_to_layer(torch.zeros(4)).tolist() == [0.0] * 4
     # shares 1/2, 1/4, 1/4: entropy 1.5 ln 2
     assert metrics.effective_rank(torch.tensor([2.0, 1.0, 1.0])).item() == pytest.approx(2**1.5, rel=1e-6)
     features = torch.diag(torch.tensor([50.0, 49.0, 1.0, 0.0]))
@@ -32,12 +34,6 @@ def test_distances_and_ranks_by_hand():
     assert ranks == [2, 3] and metrics.feature_rank(torch.zeros(4, 3)) == 0  # 99 of 100 reached after two
     with pytest.raises(UserError, match="diverged"):
         metrics.feature_rank(features / 0)
-
-
-def test_dormancy_by_hand():
-    activations = torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, -2.0]])  # unit means 2, 0, 2; layer mean 4/3
-    assert relative_to_layer(activations.abs().mean(0)).tolist() == pytest.approx([1.5, 0.0, 1.5])
-    assert relative_to_layer(torch.zeros(4)).tolist() == [0.0] * 4
 
 
 def test_curvature_of_a_net_equals_the_full_hessian_and_leaves_the_net_alone():
@@ -64,7 +60,6 @@ LAYERS = {
     "conv1d": ([nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.ReLU()], (2, 3, 6)),
     "conv2d": ([nn.Conv2d(3, 4, 1), nn.ReLU()], (2, 3, 6, 6)),
     "tokens": ([nn.Linear(3, 4), nn.ReLU()], (2, 6, 3)),
-    "linear": ([nn.Linear(3, 4), nn.ReLU()], (2, 3)),
 }
 
 
@@ -141,36 +136,20 @@ ELEMENTWISE = {
 }
 
 
-def critic(net, x, action):
-    return net.b(torch.cat([net.a(x).relu(), action], dim=-1))
-
-
-def crelu(net, x):
-    z = net.a(x)
-    return net.b(torch.cat([z.relu(), (-z).relu()], dim=-1))
-
-
-def densenet(net, x):
-    h = net.a(x).relu()
-    return net.c(torch.cat([h, net.b(h).relu()], dim=-1))
-
-
-def shuffled(net, x):
-    return net.b(net.a(x).relu().view(-1, 2, 4).transpose(1, 2).flatten(1).roll(3, dims=1))
-
-
-def fused_gate(net, x):
-    gate, up = net.a(x).chunk(2, dim=-1)
-    return net.b(nn.functional.silu(gate) * up)
-
-
+FUNCTIONS = {
+    "critic": lambda net, x, action: net.b(torch.cat([net.a(x).relu(), action], dim=-1)),
+    "crelu": lambda net, x: net.b(torch.cat([(z := net.a(x)).relu(), (-z).relu()], dim=-1)),
+    "densenet": lambda net, x: net.c(torch.cat([h := net.a(x).relu(), net.b(h).relu()], dim=-1)),
+    "shuffled": lambda net, x: net.b(net.a(x).relu().view(-1, 2, 4).mT.flatten(1).roll(3, dims=1)),
+    "fused_gate": lambda net, x: net.b(nn.functional.silu((h := net.a(x).chunk(2, dim=-1))[0]) * h[1]),
+}
 DENSE = {"a": (6, 8), "b": (8, 4), "c": (12, 3)}
 FOLLOWED = {  # what runs, its layers, and the share of the units that are dormant
-    "critic": (critic, {"a": (6, 8), "b": (12, 1)}, 2 / 8),
-    "crelu": (crelu, {"a": (6, 8), "b": (16, 3)}, 2 / 16),
-    "densenet": (densenet, DENSE, 4 / 12),
-    "shuffled": (shuffled, {"a": (6, 8), "b": (8, 3)}, 2 / 8),
-    "fused_gate": (fused_gate, {"a": (6, 16), "b": (8, 3)}, 2 / 8),
+    "critic": (FUNCTIONS["critic"], {"a": (6, 8), "b": (12, 1)}, 2 / 8),
+    "crelu": (FUNCTIONS["crelu"], {"a": (6, 8), "b": (16, 3)}, 2 / 16),
+    "densenet": (FUNCTIONS["densenet"], DENSE, 4 / 12),
+    "shuffled": (FUNCTIONS["shuffled"], {"a": (6, 8), "b": (8, 3)}, 2 / 8),
+    "fused_gate": (FUNCTIONS["fused_gate"], {"a": (6, 16), "b": (8, 3)}, 2 / 8),
 }
 for name, function in ELEMENTWISE.items():
     forward = lambda net, x, function=function: net.b(function(net.a(x)))  # noqa: E731
@@ -181,7 +160,7 @@ for name, function in ELEMENTWISE.items():
 def test_units_are_followed_to_their_reader(forward, layers, dormant):
     torch.manual_seed(0)
     net, x, action = net_of(forward, **layers), torch.randn(64, 6), 50 * torch.randn(64, 4)
-    figures = plasticity(net, (x, action) if forward is critic else x)
+    figures = plasticity(net, (x, action) if forward is FUNCTIONS["critic"] else x)
     assert figures["dormant_share"] == pytest.approx(dormant) and "unmeasured" not in figures
 
 

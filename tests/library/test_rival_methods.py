@@ -1,7 +1,5 @@
 """Rival methods against numbers worked out by hand on tiny nets."""
 
-import copy
-
 import pytest
 import tiny_nets
 import torch
@@ -71,20 +69,14 @@ def declared(weight, **declarations):
 
 
 STACK = declared(torch.tensor([[[1.0, 1.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 1.0]]]), stacked_matrices=True)
-GAINS = declared(
-    torch.tensor([[2.0, 1.0], [0.0, 1.0]]), is_norm=True
-)  # of a norm layer that torch does not know
-COLUMN, IDENTITY = linear([[1.0], [1.0]]), linear([[1.0, 0.0], [0.0, 1.0]])
+# the gains of a norm layer that torch does not know
+GAINS = declared(torch.tensor([[2.0, 1.0], [0.0, 1.0]]), is_norm=True)
 NORMED = nn.Sequential(linear([[1.0], [1.0]]), nn.BatchNorm1d(2))
-
-
 nn.init.constant_(NORMED[1].weight, 2.0)  # two gains: (4 - 1)^2 each
-
-
 PENALTIES = [
-    (COLUMN, {"gram": "smaller"}, 1.0),
+    (linear([[1.0], [1.0]]), {"gram": "smaller"}, 1.0),
     (NORMED, {"norms": False}, 2.0),
-    (nn.Sequential(IDENTITY, GAINS), {}, 10.0),  # (4 - 1)^2 + (0 - 1)^2
+    (nn.Sequential(linear([[1.0, 0.0], [0.0, 1.0]]), GAINS), {}, 10.0),  # (4 - 1)^2 + (0 - 1)^2
     (STACK, {}, 12.0),  # [[1, 1], [1, 0]] for the first, [[3, 0], [0, 0]] for the second
 ]
 
@@ -271,12 +263,8 @@ def test_muon_shares_out_the_parameters():
     assert treatment.optimizer is not both
 
 
-def share(net):
-    net.append(nn.Embedding(1, 3))[3].weight = net[2].weight
-
-
 UNFIT = {
-    "shares a parameter": share,
+    "shares a parameter": lambda net: setattr(net.append(nn.Embedding(1, 3))[3], "weight", net[2].weight),
     "reparametrised": lambda net: nn.utils.parametrizations.weight_norm(net[2]),
     "frozen": lambda net: net[2].requires_grad_(False),
 }
@@ -325,10 +313,6 @@ def test_batches_may_be_mappings_tuples_and_lists(inputs):
     assert method.counts["recycled"] == 3
 
 
-def one_layer(values: list) -> nn.Sequential:
-    return nn.Sequential(linear(values))
-
-
 def with_sgd(net: nn.Module) -> State:
     return tiny_nets.state_of(net, torch.optim.SGD(net.parameters(), lr=0.5))
 
@@ -336,7 +320,7 @@ def with_sgd(net: nn.Module) -> State:
 def test_adamo_takes_the_rate_of_each_weights_own_group():
     """Of W = diag(2, 1), the gradient is 4 * 2 * (4 - 1) = 24 at the 2, and 0 at the 1. With rate 0.5 and coefficient
     0.01 the step is 0.12, taken from the weights before the optimizer's own step, which moves both by 1."""
-    body, head, bare = (one_layer([[2.0, 0.0], [0.0, 1.0]]) for _ in range(3))
+    body, head, bare = (nn.Sequential(linear([[2.0, 0.0], [0.0, 1.0]])) for _ in range(3))
     state = with_sgd(nn.Sequential(body, head, bare))
     groups = [{"params": body.parameters(), "lr": 0.0}, {"params": head.parameters(), "lr": 0.5}]
     method, state.optimizers["net"] = create("adamo", coefficient=0.01), torch.optim.SGD(groups)
@@ -382,7 +366,7 @@ def test_the_tortoise_has_running_statistics_of_its_own_and_the_counts_of_the_ha
     assert net.running_mean.item() == 2.0 and net.num_batches_tracked.item() == 2
     method.after_evaluation(state)
     assert net.running_mean.item() == 4.0
-    half, method = one_layer([[1.0]]).bfloat16(), create("hare_tortoise")
+    half, method = nn.Sequential(linear([[1.0]])).bfloat16(), create("hare_tortoise")
     for value in (1.0, 2.0):  # a step of .001 is below the precision of bfloat16
         half[0].weight.data.fill_(value)
         method.after_step(with_sgd(half))
@@ -390,7 +374,7 @@ def test_the_tortoise_has_running_statistics_of_its_own_and_the_counts_of_the_ha
 
 
 def test_the_tortoise_starts_again_where_a_layer_is_replaced_or_added():
-    net = nn.Sequential(one_layer([[1.0]]), one_layer([[1.0]]))
+    net = nn.Sequential(nn.Sequential(linear([[1.0]])), nn.Sequential(linear([[1.0]])))
     state, method = with_sgd(net), create("hare_tortoise", momentum=0.5)
     method.after_step(state)
     for change in (lambda: net.__setitem__(1, nn.Linear(1, 3)), lambda: net.append(nn.Linear(3, 3))):
@@ -438,20 +422,3 @@ def test_an_optimizer_with_two_learning_rates_is_not_replaced_by_one_with_one(na
     treatment.boundary(1)
     first, last = treatment.optimizer.param_groups[0], treatment.optimizer.param_groups[-1]
     assert (first["lr"], first["rate_factor"], last["eps"]) == (pytest.approx(0.03), 3.0, 1e-5)
-
-
-def test_upgd_in_bfloat16_goes_on_as_if_it_had_not_stopped():
-    def build(net):
-        return create("upgd").build(net, torch.optim.SGD(net.parameters(), lr=0.1))
-
-    def utility_after_a_step(net, optimizer):
-        net[0].weight.grad = torch.full_like(net[0].weight, 0.37)
-        optimizer.step()
-        return optimizer.state[net[0].weight]["utility"]
-
-    net = one_layer([[2.0, -1.0]]).bfloat16()
-    optimizer = build(net)
-    utility_after_a_step(net, optimizer)
-    resumed = build(again := copy.deepcopy(net))
-    resumed.load_state_dict(optimizer.state_dict())
-    assert torch.equal(utility_after_a_step(net, optimizer), utility_after_a_step(again, resumed))

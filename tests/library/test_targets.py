@@ -9,7 +9,6 @@ from torch.nn.utils import parametrizations
 
 from fire_core import UserError, fire
 from fire_core.targets import TargetTable, find_targets, list_targets, match_parameters
-from fire_core.targets.skeleton import skeleton
 
 
 def mixed() -> nn.Module:
@@ -77,25 +76,21 @@ def test_tied_embedding_appears_once_through_the_linear() -> None:
     assert all(target.parameter in dict(model.named_parameters()) for target in table)
 
 
-def test_declared_rows_split_a_fused_layer() -> None:
+def test_fused_layers_are_split_as_declared_or_as_torch_has_them() -> None:
     model = mixed()
     k = by_name(find_targets(model))["fused.weight[k]"]
     assert (k.shape, k.scale) == ((6, 4), pytest.approx(math.sqrt(6 / 4)))
     assert torch.equal(k.matrix(model), model.fused.weight[4:10])
-    for wrong in ({"q": 4, "k": 4}, [4, 4, 4], {"q": "4"}):
-        model.fused.fused_rows = wrong
-        with pytest.raises(UserError, match="fused"):
-            find_targets(model)
-
-
-def test_multihead_attention_splits_its_input_projection() -> None:
-    model = mixed()
     table = by_name(find_targets(model, "attention"))
     assert torch.equal(table["attention.in_proj_weight[v]"].matrix(model), model.attention.in_proj_weight[8:])
     fused = ("attention.in_proj_weight", "fused.weight")
     assert names(model, "qk") == [f"{name}[{part}]" for name in fused for part in "qk"]
     unequal = nn.ModuleList([nn.MultiheadAttention(4, 2, kdim=6, vdim=5)])
     assert [t.shape for t in find_targets(unequal, "attention").included] == [(4, 4), (4, 6), (4, 5), (4, 4)]
+    for wrong in ({"q": 4, "k": 4}, [4, 4, 4], {"q": "4"}):
+        model.fused.fused_rows = wrong
+        with pytest.raises(UserError, match="fused"):
+            find_targets(model)
 
 
 def test_presets_patterns_exclusions_and_callables() -> None:
@@ -113,14 +108,6 @@ def test_presets_patterns_exclusions_and_callables() -> None:
     assert names(model, "fused.weight.q") == ["fused.weight[q]"]
     assert names(model, "tokens.weight") == names(model, "head.weight") == ["head.weight"]
     assert names(model, lambda target: target.shape == (6, 4)) == ["fused.weight[k]"]
-
-
-def test_frozen_parameters_are_out_unless_everything_is_frozen() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    model[0].requires_grad_(False)
-    assert names(model) == ["1.weight"] and "frozen" in by_name(find_targets(model))["0.weight"].reason
-    model.requires_grad_(False)
-    assert names(model) == ["0.weight", "1.weight"]
 
 
 def test_weights_of_other_kinds_stay_out() -> None:
@@ -178,17 +165,6 @@ def test_a_model_that_says_it_has_no_head_has_none() -> None:
     assert names(model, "head") == ["1.weight", "2.weight"] and names(model, "no_head") == ["0.weight"]
 
 
-def test_names_in_a_bare_file() -> None:
-    """What GPT-2 stores transposed stays out, T5's table of position biases is an embedding."""
-    shapes = {"h.0.attn.c_attn": (4, 12), "h.0.mlp.c_fc": (4, 16), "h.0.mlp.c_proj": (16, 4)}
-    shapes |= {"block.0.relative_attention_bias": (32, 8), "head": (5, 4)}
-    tree = skeleton({f"{name}.weight": torch.randn(shape) for name, shape in shapes.items()})
-    table = by_name(find_targets(tree))
-    assert [name for name, target in table.items() if target.included] == ["head.weight"]
-    assert table["block.0.relative_attention_bias.weight"].kind == "unclear"
-    assert all("pass --model" in table[f"h.0.mlp.{layer}.weight"].reason for layer in ("c_fc", "c_proj"))
-
-
 class Quantised(torch.Tensor):
     """A weight of torchao: it says that it is float32, and its values are not (pytorch/ao 214)."""
 
@@ -226,6 +202,8 @@ IN = [  # model, rule, and what is in
     (nn.Sequential(Own(), nn.Linear(2, 2)), "all", "1.weight"),
     (Own(fused_rows={"a": 1, "b": 3}, stacked_matrices=True), "all", "weight[a] weight[b] stack[0] stack[1]"),
     (Own(stacked_matrices="in_out"), lambda target: target.shape == (3, 4), "stack[0] stack[1]"),
+    (nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2)), "all", "1.weight"),
+    (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).requires_grad_(False), "all", "0.weight 1.weight"),
     (torch.compile(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))), "1.weight", "_orig_mod.1.weight"),
     (nn.ModuleDict({"module": nn.Sequential(nn.Linear(3, 3))}), "0.weight", "module.0.weight"),
     (nn.ModuleDict({"qkv": nn.Conv1d(2, 6, 1), "o": nn.Conv1d(2, 2, 1)}), "all", "o.weight[0]"),
@@ -246,6 +224,7 @@ NOTHING = [  # model, rule, and what the error says
     (mixed(), "", "targets='' is not a rule"),
     (mixed(), "heat", "nearest: head"),
     (mixed(), "depthwise", "which is out: depthwise"),
+    (nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2)), "0.weight", "frozen"),
     (mixed(), "all,-nosuch.*", "'nosuch.*'"),
     (mixed(), lambda target: False, "no matrix"),
     (mixed(), ["head", 0], r"targets=\['head', 0\] is not a rule"),
@@ -255,9 +234,7 @@ NOTHING = [  # model, rule, and what the error says
 
 
 @pytest.mark.parametrize("model, rule, message", NOTHING)
-def test_nothing_to_treat_is_an_error_that_names_what_exists(
-    model: nn.Module, rule: object, message: str
-) -> None:
+def test_nothing_to_treat_is_an_error_that_names_what_exists(model, rule, message) -> None:
     with pytest.raises(UserError, match=message):
         find_targets(model, rule)
 

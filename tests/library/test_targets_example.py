@@ -61,18 +61,6 @@ def gated_query(net: Net, x: Tensor) -> Tensor:
     return net.o_proj(mixed.transpose(1, 2).flatten(2) * torch.sigmoid(gate.flatten(2)))
 
 
-def swiglu(net: Net, x: Tensor) -> Tensor:
-    """DINOv2."""
-    gate, up = net.w12(x).chunk(2, dim=-1)
-    return net.w3(nn.functional.silu(gate) * up)
-
-
-def geglu(net: Net, x: Tensor) -> Tensor:
-    """diffusers: the layer stands in a module of its own, its reader elsewhere."""
-    up, gate = net.proj(x).chunk(2, dim=-1)
-    return up * nn.functional.gelu(gate)
-
-
 def short_convolution(net: Net, x: Tensor) -> Tensor:
     """LFM2: in_proj holds B, C and x, and x passes a depthwise convolution between the products."""
     b, c, values = net.in_proj(x).transpose(-1, -2).chunk(3, dim=-2)
@@ -85,21 +73,24 @@ def conformer(net: Net, x: Tensor) -> Tensor:
 
 
 def swiglu_net() -> Net:
-    return Net(swiglu, w12=nn.Linear(32, 96), w3=nn.Linear(48, 32))
+    """DINOv2."""
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        gate, up = net.w12(x).chunk(2, dim=-1)
+        return net.w3(nn.functional.silu(gate) * up)
+
+    return Net(forward, w12=nn.Linear(32, 96), w3=nn.Linear(48, 32))
 
 
-def rows(*ranges: tuple[int, int]) -> list[int]:
-    return [row for start, stop in ranges for row in range(start, stop)]
+def geglu(net: Net, x: Tensor) -> Tensor:
+    """diffusers: the layer stands in a module of its own, its reader elsewhere."""
+    up, gate = net.proj(x).chunk(2, dim=-1)
+    return up * nn.functional.gelu(gate)
 
 
-def by_head(width: int, parts: int) -> list[list[int]]:
-    """Rows of each part where each of four heads has `width` rows of every part."""
-    starts = [range(parts * width * head, parts * width * (head + 1), width) for head in range(4)]
-    return [rows(*((of[part], of[part] + width) for of in starts)) for part in range(parts)]
-
-
-def linear(inputs: int, outputs: int) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=False)
+def by_head(width: int, parts: int, heads: int = 4) -> list[list[int]]:
+    """Rows of each part where each head has `width` rows of every part."""
+    return torch.arange(heads * parts * width).view(heads, parts, width).transpose(0, 1).flatten(1).tolist()
 
 
 FUSED = {  # net, its example, the fused weight, and the rows of its matrices
@@ -108,19 +99,20 @@ FUSED = {  # net, its example, the fused weight, and the rows of its matrices
     "loop": (lambda: Net(loop_over_heads, qkv=nn.Linear(32, 96), out=nn.Linear(32, 32)),
              (2, 5, 32), "qkv.weight", by_head(8, 3)),
     "grouped": (grouped_heads, (2, 5, 64), "wqkv.weight",
-                [rows((0, 32), (48, 80)), rows((32, 40), (80, 88)), rows((40, 48), (88, 96))]),
-    "gated query": (lambda: Net(gated_query, q_proj=linear(32, 64), k_proj=linear(32, 32), v_proj=linear(32, 32),
-                                o_proj=linear(32, 32)), (2, 5, 32), "q_proj.weight", by_head(8, 2)),
-    "w12": (swiglu_net, (3, 32), "w12.weight", [rows((0, 48)), rows((48, 96))]),
+                [part.flatten().tolist() for part in torch.arange(96).view(2, 48).split([32, 8, 8], dim=1)]),
+    "gated query": (lambda: Net(gated_query, q_proj=nn.Linear(32, 64), k_proj=nn.Linear(32, 32),
+                                v_proj=nn.Linear(32, 32), o_proj=nn.Linear(32, 32)),
+                    (2, 5, 32), "q_proj.weight", by_head(8, 2)),
+    "w12": (swiglu_net, (3, 32), "w12.weight", by_head(48, 2, heads=1)),
     "geglu": (lambda: nn.Sequential(Net(geglu, proj=nn.Linear(32, 96)), nn.Dropout(0.0), nn.Linear(48, 32)),
-              (3, 32), "0.proj.weight", [rows((0, 48)), rows((48, 96))]),
+              (3, 32), "0.proj.weight", by_head(48, 2, heads=1)),
     "short convolution": (lambda: Net(short_convolution, in_proj=nn.Linear(16, 48), out_proj=nn.Linear(16, 16),
                                       conv=nn.Conv1d(16, 16, 3, groups=16, padding=2)),
-                          (2, 7, 16), "in_proj.weight", [rows((0, 16)), rows((16, 32)), rows((32, 48))]),
+                          (2, 7, 16), "in_proj.weight", by_head(16, 3, heads=1)),
     "conformer": (lambda: Net(conformer, pointwise_conv1=nn.Conv1d(16, 32, 1),
                               depthwise_conv=nn.Conv1d(16, 16, 3, padding=1, groups=16), norm=nn.BatchNorm1d(16),
                               pointwise_conv2=nn.Conv1d(16, 16, 1)),
-                  (2, 16, 9), "pointwise_conv1.weight", [rows((0, 16)), rows((16, 32))]),
+                  (2, 16, 9), "pointwise_conv1.weight", by_head(16, 2, heads=1)),
 }  # fmt: skip
 
 
@@ -228,11 +220,7 @@ HEADS = {  # what runs, the layers in the order of their declaration, and the he
     # Stable-Baselines and many PPO nets: the head is declared before the features
     "declared first": (lambda net, x: net.out(torch.relu(net.b(torch.relu(net.a(x))))), "out a b", "out"),
     # cleanrl's actor of SAC
-    "two": (
-        lambda net, x: (net.mean(x := torch.relu(net.a(x))), torch.tanh(net.std(x))),
-        "a mean std",
-        "mean std",
-    ),
+    "two": (lambda net, x: (net.mean(x := net.a(x).relu()), net.std(x).tanh()), "a mean std", "mean std"),
     # a residual trunk: what it returns is read by layers of its own
     "none": (lambda net, x: (x := net.a(x)) + net.b(torch.relu(x)), "a b", ""),
 }
@@ -261,8 +249,7 @@ def test_heads_follow_execution_or_are_refused(kind: str) -> None:
 
 
 def test_a_plain_sequential_runs_in_its_order() -> None:
-    model = nn.Sequential(
-        nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Sequential(nn.Linear(8, 3), nn.Tanh())
-    )
+    first, last = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Sequential(nn.Linear(8, 3), nn.Tanh())
+    model = nn.Sequential(first, last)
     for net, prefix in ((model, ""), (torch.compile(model), "_orig_mod.")):
         assert [t.name for t in find_targets(net, "head").included] == [f"{prefix}1.0.weight"]

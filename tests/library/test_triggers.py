@@ -38,9 +38,7 @@ FIRED = {  # trigger: what it observes in steps 0, 1, ..., None where x is missi
 
 @pytest.mark.parametrize("cut", [None, 1, 3, 5])
 @pytest.mark.parametrize("trigger", FIRED, ids=lambda trigger: type(trigger).__name__)
-def test_triggers_fire_at_hand_worked_steps_also_after_a_checkpoint(
-    trigger: Trigger, cut: int | None
-) -> None:
+def test_triggers_fire_at_hand_worked_steps_also_after_a_checkpoint(trigger: Trigger, cut) -> None:
     values, steps = FIRED[trigger]
     running, fired = deepcopy(trigger), []
     for step, value in enumerate(values):

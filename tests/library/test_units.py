@@ -72,12 +72,9 @@ def test_laws_have_their_spread(law):
         draw("xavier", (2, 2), torch.Generator())
 
 
-def gated(net, x):
-    return x + net.down(silu(net.gate(x)) * net.up(x))
-
-
 def test_gated_units():
-    block = Net(gated, gate=nn.Linear(4, 6), up=nn.Linear(4, 6), down=nn.Linear(6, 4))
+    layers = {"gate": nn.Linear(4, 6), "up": nn.Linear(4, 6), "down": nn.Linear(6, 4)}
+    block = Net(lambda net, x: x + net.down(silu(net.gate(x)) * net.up(x)), **layers)
     net, x = nn.Sequential(block, nn.Linear(4, 2)), torch.randn(64, 5, 4)
     layers, _ = find_unit_layers(net, x)
     assert [(u.incoming, u.outgoing, u.units) for u in layers] == [(("0.gate", "0.up"), (("0.down", 1),), 6)]

@@ -35,9 +35,10 @@ print(seconds)
 """
 
 
-def pip(*arguments: str | Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "pip", "-q", *arguments], capture_output=True, text=True)
+def output(*command: str | Path, folder: Path | None = None) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,8 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (source := folder / "source").mkdir()  # of links, so that the build leaves nothing behind
     for name in ("pyproject.toml", "LICENSE", "fire_core"):
         (source / name).symlink_to(ROOT / name)
-    pip("wheel", "--no-deps", "--no-build-isolation", "-w", folder, source)
+    pip = (sys.executable, "-m", "pip", "-q")
+    output(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source)
     venv.create(folder / "empty", with_pip=False, symlinks=True)
     (site,) = folder.glob("empty/lib/python*/site-packages")
     installed = Path(sysconfig.get_paths()["purelib"])
@@ -57,27 +59,25 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (site / name).symlink_to(installed / name)
     # pip sees its own environment too, where the same version may be installed as a link to this folder
     alone = ("install", "--ignore-installed", "--no-deps", "--no-index")
-    pip("--python", folder / "empty/bin/python", *alone, *folder.glob("fire_core-*.whl"))
+    output(*pip, "--python", folder / "empty/bin/python", *alone, *folder.glob("fire_core-*.whl"))
     return site
 
 
-def run(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(site.parents[2] / "bin" / "python"), "-I", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder)
+def run(site: Path, folder: Path, *arguments: str) -> str:
+    return output(site.parents[2] / "bin" / "python", "-I", *arguments, folder=folder)
 
 
 def test_the_wheel_imports_alone_and_fast(empty: Path, tmp_path: Path) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {version} (" in (ROOT / "CHANGELOG.md").read_text()
-    done = run(empty, tmp_path, "-c", CHECK, version)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 2.0, "processor seconds beyond the import of torch"
+    assert float(run(empty, tmp_path, "-c", CHECK, version)) < 2.0, (
+        "processor seconds beyond the import of torch"
+    )
 
 
 def test_without_other_packages_the_command_line_works(empty: Path, tmp_path: Path) -> None:
     save_file({"fc.weight": torch.randn(4, 4)}, tmp_path / "a.safetensors")
     for arguments in (["inspect", "a.safetensors"], ["apply", "a.safetensors", "b.safetensors"]):
-        done = run(empty, tmp_path, "-m", "fire_core", *arguments)
-        assert done.returncode == 0, done.stderr
+        run(empty, tmp_path, "-m", "fire_core", *arguments)
     assert (tmp_path / "b.safetensors").exists()
