@@ -6,7 +6,7 @@ import pytest
 from scipy import stats as scipy_stats
 from synthetic_runs import task_lines, warm_start_lines, write_run
 
-from analysis import claims, measures, plot, tables
+from analysis import claims, measures, plot, stats, tables
 from analysis.runs import load, load_exported
 from analysis.tables import Material
 
@@ -46,22 +46,29 @@ def rows_of(root, seeds="confirming"):
     return claims.verdicts(load(root), seeds).set_index(["better", "worse"])
 
 
+def test_one_seed_has_no_interval_and_seeds_that_agree_have_no_scatter():
+    one = stats.estimate([0.5])
+    assert (one.mean, one.n) == (0.5, 1) and np.isnan([one.low, one.high, one.p]).all()
+    assert stats.estimate([0.5, 0.5]) == (0.5, 0.5, 0.5, 0.0, 2)
+    assert stats.estimate([0.0, 0.0, 0.0]).p == 1.0
+
+
 def test_runs_of_which_none_is_at_its_own_settings_have_no_verdict(tmp_path):
     write_run(tmp_path, "random_label", "none-rate=1", 1, task_lines([0.5], 1))
     assert claims.verdicts(load(tmp_path), "all").empty
 
 
-def test_the_return_before_the_boundary_is_that_of_none_or_else_of_the_first_label():
-    values = {"label": ["adamo", "none", "fire"], "seed": [6, 6, 1], "value": [9.0, 2.0, 3.0]}
-    rows = pd.DataFrame(values).assign(metric="eval_return", phase=0, step=100)
-    assert measures.before_boundary(rows, "eval_return") == {6: 2.0, 1: 3.0}
-
-
-def test_the_last_tenth_is_that_of_the_run_even_where_its_last_line_lacks_the_metric():
-    values = {"metric": ["train_return"] * 2 + ["epsilon"], "step": [85, 91, 100], "value": [1.0, 3.0, 0.1]}
-    rows = pd.DataFrame(values).assign(label="none", seed=1, phase=0)
-    assert measures.before_boundary(rows, "train_return") == {1: 3.0}
-    assert measures.values(rows, measures.PLAYED) == {"none": {1: 3.0}}
+def test_the_return_before_the_boundary_is_the_last_tenth_of_none_or_else_of_the_first_label():
+    """The last tenth is that of the run, even where its last line lacks the metric."""
+    columns = ("label", "seed", "metric", "step", "value")
+    lines = [
+        ("none", 1, "eval_return", 85, 1.0),
+        ("none", 1, "eval_return", 91, 3.0),
+        ("none", 1, "x", 100, 0.1),
+    ]
+    lines += [("adamo", 6, "eval_return", 100, 9.0), ("none", 6, "eval_return", 100, 2.0)]
+    rows = pd.DataFrame([*lines, ("fire", 2, "eval_return", 100, 4.0)], columns=columns).assign(phase=0)
+    assert measures.before_boundary(rows, "eval_return") == {1: 3.0, 6: 2.0, 2: 4.0}
 
 
 def test_a_second_round_asks_its_premise_of_all_earlier_seeds_and_decides_by_its_own(tmp_path, monkeypatch):
@@ -142,6 +149,7 @@ def test_exploring_seeds_never_decide(tmp_path):
     assert set(rows["verdict"]) == {"open"} and rows["p"].isna().all()
     early = rows_of(tmp_path, "exploring")  # what would be said with them
     assert early.loc[("fire", "none"), "verdict"] == "holds"
+    assert claims.planned_seeds(CELL, "small", "fire", "none") == []
 
 
 def test_fresh_seeds_that_nobody_planned_are_shown_and_decide_nothing(tmp_path):
@@ -187,7 +195,7 @@ def test_an_agent_must_have_learned(tmp_path, before, met, told):
 
 def test_suite_wide_all_planned_tests_are_one_family():
     """Five tests at .008, .02, .03, .9 and, because it is open, 1: corrected together .04, .08, .09, 1 and 1."""
-    table = pd.DataFrame({"verdict": "holds", "gain": 1.0, "p": [0.008, 0.02, 0.03, 0.9], "planned": 10})
+    table = pd.DataFrame({"verdict": "holds", "gain": 1.0, "p": [0.03, 0.008, 0.02, 0.9], "planned": 10})
     table.loc[3, "verdict"] = "not decided"
     unmet = "premise not met"  # once run, once not
     rest = {"verdict": ["open", "open", unmet, unmet], "planned": [10, 0, 10, 10]}
@@ -228,15 +236,3 @@ def test_the_starts_of_figure_3_are_one_effect():
     assert found["panel"].tolist() == ["fig3"]
     assert found["d"].item() == pytest.approx(claims.effect({6: 2.0, 7: 3.0, 8: 5.0})[0])
     assert claims.effects(table[:2], "none").empty  # one start is not done
-
-
-def test_the_plan_names_panels_of_the_paper_and_the_seeds_of_the_rule(monkeypatch):
-    monkeypatch.undo()
-    planned, first = claims.confirming_plan(), claims.confirming_plan(1)
-    assert first["fig3_60k", "rescale"] == range(6, 16) and first["fig4b_walk", "fire"] == range(6, 11)
-    assert {experiment for experiment, _ in planned} == set(claims.paper.panels())
-    changed = {key[0] for key in planned if planned[key] != first[key]}
-    images = {"fig2a_cifar100_vit_tiny", "fig2b_tiny_imagenet_vgg16"}
-    assert changed == images | {"fig4a_asterix", "fig4a_beam_rider"}
-    assert planned["fig4a_asterix", "fire"] == range(11, 21)
-    assert claims.planned_seeds("fig3_60k", "small", "fire", "none") == []

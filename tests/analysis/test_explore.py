@@ -24,10 +24,10 @@ def fire(tmp_path: Path) -> Results:
     return load(tmp_path)
 
 
-def test_every_value_is_the_one_of_the_run(results: Results) -> None:
-    told, labels = explore.page_data(results), list(names.looks(results))
-    looks = names.looks(results).values()
-    assert [method["method"] for method in told["methods"]] == [look.name for look in looks]
+def test_numbers_are_those_of_the_runs_and_of_the_frame_of_estimates(results: Results) -> None:
+    told, looks, frame = explore.page_data(results), names.looks(results), estimates.frame(results)
+    assert [method["method"] for method in told["methods"]] == [look.name for look in looks.values()]
+    labels, frame, compared = list(looks), estimates.sides(frame), 0
     parts = {part.first["experiment"]: part for part in settings(results)}
     for panel in told["settings"]:
         part = parts.pop(panel["experiment"])
@@ -39,13 +39,6 @@ def test_every_value_is_the_one_of_the_run(results: Results) -> None:
                 assert commit == commits[labels[place], seed]
                 shown.setdefault(labels[place], {})[seed] = pytest.approx(value, rel=1e-5)
             assert measures.values(part.metrics, measure) == shown
-    assert not parts
-
-
-def test_means_intervals_and_differences_are_those_of_the_frame_of_estimates(results: Results) -> None:
-    told, frame = explore.page_data(results), estimates.sides(estimates.frame(results))
-    labels, compared = list(names.looks(results)), 0
-    for panel in told["settings"]:
         for measure in panel["measures"]:
             rows = frame[(frame["experiment"] == panel["experiment"]) & (frame["metric"] == measure["key"])]
             for place, *numbers, _ in measure["ends"]:
@@ -56,6 +49,7 @@ def test_means_intervals_and_differences_are_those_of_the_frame_of_estimates(res
                 ((_, row),) = rows[keep].iterrows()
                 assert told_text == [difference_text(row), row["word"], row["pairs"], p_text(row["p"])]
                 compared += 1
+    assert not parts
     assert compared == (frame["reference"].ne("") & (frame["kind"] == "result")).sum() > 10
 
 
