@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from analysis.paper import panels
 from fire_core import attach
 from fire_core.methods import available, create
 from harness.config import CONF, compose, options, read_yaml, resolve
@@ -35,15 +36,10 @@ VISION = find("vision")
 FOLDER = Path(__file__).resolve().parent
 NETS = json.loads((FOLDER / "models.json").read_text())
 TRAINING = json.loads((FOLDER / "training.json").read_text())
-CELLS = {  # experiment -> name in the recorded files
-    f"fig{figure}_{ours}": f"{figure}_{theirs}"
-    for ours, theirs, figures in (
-        ("cifar10_resnet18", "CIFAR10_RESNET18", ("2a", "2b")),
-        ("cifar100_vit_tiny", "CIFAR100_TinyViT", ("2a", "2b", "2c")),
-        ("tiny_imagenet_vgg16", "TinyImageNet_VGG16", ("2a", "2b", "2c")),
-    )
-    for figure in figures
-}
+THEIRS = {"cifar10_resnet18": "CIFAR10_RESNET18", "cifar100_vit_tiny": "CIFAR100_TinyViT",
+          "tiny_imagenet_vgg16": "TinyImageNet_VGG16"}  # fmt: skip
+# experiment: name in the recorded files
+CELLS = {name: f"{name[3:5]}_{THEIRS[name[6:]]}" for name in panels() if name.startswith("fig2")}
 DATA_SETS = {"cifar10": ("CIFAR10", 50_000, 10), "cifar100": ("CIFAR100", 50_000, 100),
              "tiny_imagenet": ("TinyImageNet", 100_000, 200)}  # fmt: skip
 DATA_OF_NET = {net: next(name for name in DATA_SETS if net.endswith(f"_{name}")) for net in NETS}
