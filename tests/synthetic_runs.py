@@ -21,12 +21,9 @@ def write_run(
     changes = label.split("-")[1:]
     overrides = [text if "." in text.partition("=")[0] else f"method.{text}" for text in changes]
     meta = {
-        "commit": COMMIT, "dirty": False, "versions": {"torch": "2.13.0"},
-        "hardware": "test processor, 2 cores",
-        "command": f"python vision/train.py experiment={experiment} size={size} method={label} seed={seed}",
-        "started": "2026-01-01T00:00:00", "experiment": experiment, "size": size,
-        "method": label.partition("-")[0], "overrides": overrides, "label": label, "seed": seed, "data": data,
-        "domain": "vision",
+        "commit": COMMIT, "dirty": False, "hardware": "test processor, 2 cores", "started": "2026-01-01T00:00:00",
+        "experiment": experiment, "size": size, "method": label.partition("-")[0], "overrides": overrides,
+        "label": label, "seed": seed, "data": data, "domain": "vision",
     }  # fmt: skip
     (folder / "meta.json").write_text(json.dumps(meta | told))
     protocol = "" if experiment.startswith(("fig3", "fig4")) else "warm_start"

@@ -125,15 +125,10 @@ def test_values_that_are_no_numbers_are_left_out(fire: Results) -> None:
     assert sorted(map(len, curve["grids"])) == [11, 13]  # two values of one run are missing
 
 
-def wait_for(driver, script: str) -> None:
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    WebDriverWait(driver, 10).until(lambda driver: driver.execute_script(f"return {script}"))
-
-
 @pytest.mark.slow
 def test_a_click_changes_the_drawing_and_the_table(tmp_path: Path) -> None:
     selenium = pytest.importorskip("selenium.webdriver")
+    waiting = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
     options = selenium.ChromeOptions()
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,1000"):
         options.add_argument(argument)
@@ -144,17 +139,21 @@ def test_a_click_changes_the_drawing_and_the_table(tmp_path: Path) -> None:
         pytest.skip(f"no Chromium with its driver: {str(error).splitlines()[0]}")
     write_runs(tmp_path, CELL, LEVELS, (1, 2, 3))
     assert command.main(["explore", "--root", str(tmp_path)]) == 0
+
+    def wait_for(script: str) -> None:
+        waiting(driver, 10).until(lambda driver: driver.execute_script(f"return {script}"))
+
     with driver:
         driver.get((tmp_path / "explore.html").as_uri())
-        wait_for(driver, "document.body.dataset.ready")
+        wait_for("document.body.dataset.ready")
         marks = "document.querySelectorAll('#ends .mark-symbol path').length"
-        wait_for(driver, f"{marks} === 4")
+        wait_for(f"{marks} === 4")
         driver.find_element("css selector", "#methods label:nth-child(2)").click()
-        wait_for(driver, f"{marks} === 3")
+        wait_for(f"{marks} === 3")
         shown = [button.text for button in driver.find_elements("css selector", "#body button")]
         assert shown == ["FIRE", "full reset", "brand new"]
         driver.find_element("xpath", "//option[text()='single seeds']").click()
-        wait_for(driver, f"{marks} === 9")
+        wait_for(f"{marks} === 9")
         driver.find_element("xpath", "//button[text()='all']").click()
-        wait_for(driver, f"{marks} === 12")
+        wait_for(f"{marks} === 12")
         assert driver.get_log("browser") == []

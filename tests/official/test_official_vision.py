@@ -21,9 +21,8 @@ from fire_core import attach
 from fire_core.methods import available, create
 from harness.config import CONF, compose, options, read_yaml, resolve
 from harness.domains import find
-from tests.composed import with_method
 from tests.tiny_nets import beginning, fill, images, labels, largest, read_arrays, u
-from tests.training_scripts import SMALLEST, train_here
+from tests.training_scripts import SMALLEST, train_here, with_method
 from vision import evaluate, schedule
 from vision.images import Images, pixel_statistics
 from vision.models import build
