@@ -53,9 +53,7 @@ def test_estimates_by_hand(frame):
     assert half == pytest.approx(4.302653 * 0.001 / np.sqrt(3), abs=1e-6)
     assert row_of(frame, "fire-iterations=20", "unchanged")["difference"] == pytest.approx(0.008)
     (share,) = frame[(frame["metric"] == "sfe_share") & (frame["label"] == "fire")]["mean"]
-    assert share == pytest.approx(
-        (1.0 + 1.5 + 1.0) / 9
-    )  # of the same weights reset, whatever a reset's own run moved
+    assert share == pytest.approx((1.0 + 1.5 + 1.0) / 9)  # of the same weights reset
 
 
 def test_the_reference_has_the_same_overrides_where_it_exists(tmp_path):

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats as scipy_stats
 from synthetic_runs import task_lines, warm_start_lines, write_run
 
 from analysis import claims, measures, plot, stats, tables
@@ -60,14 +59,10 @@ def test_runs_of_which_none_is_at_its_own_settings_have_no_verdict(tmp_path):
 
 def test_the_return_before_the_boundary_is_the_last_tenth_of_none_or_else_of_the_first_label():
     """The last tenth is that of the run, even where its last line lacks the metric."""
-    columns = ("label", "seed", "metric", "step", "value")
-    lines = [
-        ("none", 1, "eval_return", 85, 1.0),
-        ("none", 1, "eval_return", 91, 3.0),
-        ("none", 1, "x", 100, 0.1),
-    ]
-    lines += [("adamo", 6, "eval_return", 100, 9.0), ("none", 6, "eval_return", 100, 2.0)]
-    rows = pd.DataFrame([*lines, ("fire", 2, "eval_return", 100, 4.0)], columns=columns).assign(phase=0)
+    values = {"label": ["none", "none", "none", "adamo", "none", "fire"], "seed": [1, 1, 1, 6, 6, 2]}
+    values |= {"step": [85, 91, 100, 100, 100, 100], "value": [1.0, 3.0, 0.1, 9.0, 2.0, 4.0]}
+    rows = pd.DataFrame(values).assign(phase=0, metric="eval_return")
+    rows.loc[2, "metric"] = "epsilon"
     assert measures.before_boundary(rows, "eval_return") == {1: 3.0, 6: 2.0, 2: 4.0}
 
 
@@ -207,22 +202,18 @@ def test_suite_wide_all_planned_tests_are_one_family():
 
 
 def test_effects_and_their_pooled_mean_by_hand():
-    """Differences 1, 2 and 3: mean and deviation 2 and 1; Hedges' factor is 1 - 3 / (4 * 2 - 1) = 4/7."""
+    """Differences 1, 2 and 3: mean and deviation 2 and 1; Hedges' factor is 1 - 3 / (4 * 2 - 1) = 4/7. Effects of 0 and 3
+    with variances 1/2 and 1: the fixed mean is 1, so q = 2 * 1 + 1 * 4, tau² is (q - 1) / (3 - 5/3) = 15/4 after DerSimonian
+    and Laird, the variances are 4.25 and 4.75, and of two effects, the error after Hartung and Knapp is that of the mean."""
     d, variance = claims.effect({6: 1.0, 7: 2.0, 8: 3.0})
     assert d == pytest.approx(8 / 7) and variance == pytest.approx(1 / 3 + (8 / 7) ** 2 / 6)
-    d, variance = np.array([0.2, 1.5, 3.0, -0.4]), np.array([0.1, 0.2, 0.4, 0.1])
-    weights = 1 / variance
-    fixed = (weights * d).sum() / weights.sum()
-    q = (weights * (d - fixed) ** 2).sum()
-    tau2 = (q - 3) / (weights.sum() - (weights**2).sum() / weights.sum())  # DerSimonian-Laird
-    weights = 1 / (variance + tau2)
-    mean = (weights * d).sum() / weights.sum()
-    error = np.sqrt((weights * (d - mean) ** 2).sum() / 3 / weights.sum())  # Hartung-Knapp
-    half = scipy_stats.t.ppf(0.975, 3) * error
-    found = claims.pool(pd.DataFrame({"d": d, "variance": variance}))
-    assert (found["mean"], found["low"], found["high"]) == pytest.approx((mean, mean - half, mean + half))
-    assert found["i2"] == pytest.approx((q - 3) / q)
-    assert found["p"] == pytest.approx(2 * scipy_stats.t.sf(abs(mean) / error, 3))
+    found = claims.pool(pd.DataFrame({"d": [0.0, 3.0], "variance": [0.5, 1.0]}))
+    mean, error, quantile = 3 * 4.25 / 9, (4.25 * 4.75 / 9) ** 0.5, 12.706205  # of one degree of freedom
+    assert (found["mean"], found["i2"]) == pytest.approx((mean, 5 / 6))
+    assert (found["low"], found["high"]) == pytest.approx((mean - quantile * error, mean + quantile * error))
+    assert found["p"] == pytest.approx(
+        1 - 2 / np.pi * np.arctan(mean / error)
+    )  # Student's t is Cauchy's then
 
 
 def test_the_starts_of_figure_3_are_one_effect():

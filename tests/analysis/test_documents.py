@@ -185,14 +185,11 @@ def test_what_is_said_of_batch_norm():
             assert 0.2 < share["shrink_perturb"] < (0.9 if chance == 0.02 else 0.7)
 
 
-def test_what_findings_say_of_random_labels(material):
+def test_what_is_said_of_random_labels_and_of_other_studies(material):
     table = TABLES["random_labels"](material)
     above = table[table["minus FIRE [95 %]"].str.contains(r"\[\+")]["method"].tolist()
     assert len(above) == 7 and above[:3] == ["Muon", "SNR", "ReDo"]  # "seven methods above FIRE, ..."
     assert "seven methods above FIRE, Muon, SNR and ReDo first" in prose("docs/findings.md")
-
-
-def test_what_studies_say(material):
     scaling = TABLES["scaling"](material)["FIRE minus full reset"]
     assert scaling.str.startswith("+").all()  # "the order does not turn"
     resets = TABLES["boundaries"](material)["full reset"]

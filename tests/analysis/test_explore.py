@@ -82,10 +82,8 @@ def test_a_panel_opens_with_the_methods_of_interest(tmp_path: Path) -> None:
 
 
 def test_only_returns_have_the_level_of_random_actions(results: Results) -> None:
-    levels = {
-        panel["experiment"]: {measure["level"] for measure in panel["measures"]}
-        for panel in explore.page_data(results)["settings"]
-    }
+    told = explore.page_data(results)["settings"]
+    levels = {each["experiment"]: {measure["level"] for measure in each["measures"]} for each in told}
     beside = {name: {None} for name in (CELL, "random_label", "fig3_best")}
     assert levels == beside | {"fig4a_asterix": {6, None}}  # the mean of 3, 6 and 9
 
@@ -104,11 +102,9 @@ def test_the_page_is_one_file(root: Path) -> None:
 def test_a_run_cannot_leave_its_script_element(fire: Results) -> None:
     """Data set, method, commit and experiment are HTML that would change the title of the page."""
     pytest.importorskip("vl_convert")
+    texts = {"experiment", "figure", "panel", "data", "method", "label", "commit", "model"}
     for frame in fire.frames:
-        for column in {"experiment", "figure", "panel", "data", "method", "label", "commit", "model"} & {
-            *frame
-        }:
-            frame[column] = HOSTILE
+        frame[[*texts.intersection(frame)]] = HOSTILE
     html = explore.page(fire)
     assert HOSTILE not in html and "</script><script>document" not in html and "<img src=y" not in html
     assert html.count("<script") == html.count("</script>") == 3

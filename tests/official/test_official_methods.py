@@ -275,9 +275,8 @@ def test_cbp(kind, fidelity):
         replaced = {}
         for layer in layers:
             memory, where = method.memory["net"][layer.name], f"{kind}.{layer.name}, step {entry['step']}"
-            feature, age, magnitude = (
-                arrays[f"{prefix}.{what}.{layer.name}"] for what in ("feature", "age", "mean_feature")
-            )
+            names = (f"{prefix}.{what}.{layer.name}" for what in ("feature", "age", "mean_feature"))
+            feature, age, magnitude = map(arrays.__getitem__, names)
             if (outgoing := arrays.get(f"{prefix}.outgoing.{layer.name}")) is not None:
                 for reader, _ in layer.outgoing:
                     difference = largest(mean_outgoing(model.get_submodule(reader)), outgoing)
@@ -393,9 +392,8 @@ def test_snr_at_its_first_step(kind, fidelity):
         fired = arrays[f"{kind}.fired.{layer.name}"].bool()
         method.recorders["net"].values[layer.name] = fired.expand(case["buffer"], -1)
     method.after_step(state)
-    assert recycled(method.recycle) == {
-        n: rows for n, rows in case["masked"].items() if rows and n != case["layers"][-1]
-    }
+    masked = {name: rows for name, rows in case["masked"].items() if rows and name != case["layers"][-1]}
+    assert recycled(method.recycle) == masked
     assert rows_changed(model, before) == case["rows_changed"]
     assert steps_of(adam, model) == case["adam_step_after"]
     assert all((adam.state[p]["exp_avg"] == 0.5).all() for p in model.parameters())
