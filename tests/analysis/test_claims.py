@@ -202,18 +202,21 @@ def test_suite_wide_all_planned_tests_are_one_family():
 
 
 def test_effects_and_their_pooled_mean_by_hand():
-    """Differences 1, 2 and 3: mean and deviation 2 and 1; Hedges' factor is 1 - 3 / (4 * 2 - 1) = 4/7. Effects of 0 and 3
-    with variances 1/2 and 1: the fixed mean is 1, so q = 2 * 1 + 1 * 4, tau² is (q - 1) / (3 - 5/3) = 15/4 after DerSimonian
-    and Laird, the variances are 4.25 and 4.75, and of two effects, the error after Hartung and Knapp is that of the mean."""
+    """Differences 1, 2 and 3: mean and deviation 2 and 1; Hedges' factor is 1 - 3 / (4 * 2 - 1) = 4/7. Effects 0, 0 and 3
+    with weights 1, 1 and 2 have the fixed mean 1.5, so that q is 9. After DerSimonian and Laird, tau² is (9 - 2) / (4 - 6/4)
+    = 2.8, which adds to every variance; then comes the error after Hartung and Knapp, with two degrees of freedom."""
     d, variance = claims.effect({6: 1.0, 7: 2.0, 8: 3.0})
     assert d == pytest.approx(8 / 7) and variance == pytest.approx(1 / 3 + (8 / 7) ** 2 / 6)
-    found = claims.pool(pd.DataFrame({"d": [0.0, 3.0], "variance": [0.5, 1.0]}))
-    mean, error, quantile = 3 * 4.25 / 9, (4.25 * 4.75 / 9) ** 0.5, 12.706205  # of one degree of freedom
-    assert (found["mean"], found["i2"]) == pytest.approx((mean, 5 / 6))
-    assert (found["low"], found["high"]) == pytest.approx((mean - quantile * error, mean + quantile * error))
-    assert found["p"] == pytest.approx(
-        1 - 2 / np.pi * np.arctan(mean / error)
-    )  # Student's t is Cauchy's then
+    d, weights = np.array([0.0, 0.0, 3.0]), 1 / np.array([3.8, 3.8, 3.3])
+    mean = weights @ d / weights.sum()
+    error = (weights @ (d - mean) ** 2 / 2 / weights.sum()) ** 0.5
+    found, half, t = (
+        claims.pool(pd.DataFrame({"d": d, "variance": [1, 1, 0.5]})),
+        4.302653 * error,
+        mean / error,
+    )
+    assert (found["mean"], found["low"], found["high"]) == pytest.approx((mean, mean - half, mean + half))
+    assert (found["i2"], found["p"]) == pytest.approx((7 / 9, 1 - t / (2 + t**2) ** 0.5))
 
 
 def test_the_starts_of_figure_3_are_one_effect():
