@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from training_scripts import ROOT
 
 import fire_core.targets.model_targets
@@ -89,13 +89,13 @@ class Gpu(Tensor):
         return self.inner.tolist()
 
     @staticmethod
-    def __torch_dispatch__(function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return run(Gpu.counts, function, args, kwargs or {})
+    def __torch_dispatch__(*called: Any) -> Any:
+        return run(*called)
 
 
-def run(counts: Counts, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def run(function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
     """Run one operation on the values; return tensors of the GPU where it belongs there."""
-    name = function.overloadpacket.__name__
+    name, counts, kwargs = function.overloadpacket.__name__, Gpu.counts, kwargs or {}
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     ours = [tensor for tensor in tensors if isinstance(tensor, Gpu)]
     theirs = [tensor for tensor in tensors if not isinstance(tensor, Gpu)]
@@ -116,7 +116,7 @@ def run(counts: Counts, function: Any, args: Any, kwargs: dict[str, Any]) -> Any
     if there and not function.is_view and name != "_unsafe_view":
         counts.operations[counts.step] += 1
     known = {id(tensor.inner): tensor for tensor in ours}
-    args, kwargs = tree_map(_plain, (args, kwargs))
+    args, kwargs = tree_map_only(Gpu, lambda tensor: tensor.inner, (args, kwargs))
     if moves:
         kwargs["device"] = torch.device("cpu")
         kwargs.pop("pin_memory", None)
@@ -131,16 +131,9 @@ def run(counts: Counts, function: Any, args: Any, kwargs: dict[str, Any]) -> Any
     return tree_map_only(Tensor, wrap, found)
 
 
-def _plain(value: Any) -> Any:
-    """Return the values of a tensor of the GPU, and the CPU for that device."""
-    if isinstance(value, Gpu):
-        return value.inner
-    return torch.device("cpu") if isinstance(value, torch.device) and value == GPU else value
-
-
 class Operations(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return run(Gpu.counts, function, args, kwargs or {})
+    def __torch_dispatch__(self, *called: Any) -> Any:
+        return run(*called)
 
 
 class Calls(TorchFunctionMode):

@@ -3,9 +3,8 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from training_scripts import ROOT
 
 
 def start(root, *more):
@@ -23,5 +22,5 @@ def finish(sweep):
 
 
 def metrics(root):
-    home = Path(root) / "random_label" / "smoke"
+    home = root / "random_label" / "smoke"
     return {str(path.relative_to(home)): path.read_bytes() for path in home.glob("*/seed_*/metrics.jsonl")}

@@ -1,4 +1,5 @@
-"""Training scripts in forks of one process that has imported them: a run costs what it computes, and no imports."""
+"""Training scripts in forks of one process that has imported them: a run costs what it computes, and no imports. Configs
+of command lines, and of many methods, of which Hydra composes one: composing takes long."""
 
 import json
 import runpy
@@ -8,9 +9,12 @@ import tempfile
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
 
-from harness.config import compose, resolve
+from fire_core.methods import available
+from harness.config import compose, resolve, settings_of
 from harness.domains import find
+from harness.overrides import check_overrides
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = {name.split("/")[-1]: f"{name}/train.py" for name in ("vision", "language", "rl/dqn", "rl/sac")}
@@ -44,6 +48,18 @@ for line in sys.stdin:
         os._exit(code)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+
+
+def compose_config(name: str, overrides: list[str]) -> DictConfig:
+    """The checked config of a command line of the script of a domain."""
+    check_overrides(find(name), overrides)
+    return resolve(find(name), compose(find(name), overrides))
+
+
+def with_method(composed: DictConfig, name: str) -> DictConfig:
+    """What Hydra composes with method=NAME, from what it composed with another method."""
+    method = {"method": settings_of(available()[name])}
+    return OmegaConf.create(dict(composed.items_ex(resolve=False)) | method)
 
 
 def train_here(script: str, root: Path, *overrides: str) -> None:

@@ -52,7 +52,8 @@ def test_estimates_by_hand(frame):
     half = row["difference_high"] - row["difference"]
     assert half == pytest.approx(4.302653 * 0.001 / np.sqrt(3), abs=1e-6)
     assert row_of(frame, "fire-iterations=20", "unchanged")["difference"] == pytest.approx(0.008)
-    assert frame[(frame["metric"] == "sfe_share") & (frame["label"] == "fire")]["mean"].tolist() == [0.5]
+    (share,) = frame[(frame["metric"] == "sfe_share") & (frame["label"] == "fire")]["mean"]
+    assert share == pytest.approx((1.0 + 1.5 + 1.0) / 9)  # of the same weights reset
 
 
 def test_the_reference_has_the_same_overrides_where_it_exists(tmp_path):
@@ -67,37 +68,12 @@ def test_the_reference_has_the_same_overrides_where_it_exists(tmp_path):
     assert (alone["n"], alone["mean"]) == (1, pytest.approx(0.503))
 
 
-def test_a_side_is_the_interval_that_excludes_0():
-    rows = pd.DataFrame({"difference": [1.0, -1.0, 1.0], "difference_low": [0.1, -2.0, -0.1]})
-    rows["difference_high"] = [2.0, -0.1, 3.0]
-    assert estimates.sides(rows.assign(higher_is_better=True))["word"].tolist() == ["better", "worse", ""]
-    assert estimates.sides(rows.assign(higher_is_better=False))["word"].tolist() == ["worse", "better", ""]
-
-
 def test_the_papers_own_numbers_bear_out_every_claim():
     for claim in paper.claims().itertuples():
         if claim.experiment in paper.panels():
             assert paper.gain(claim.experiment, claim.better, claim.worse) > 0, claim
         else:
             assert not paper.end_values(claim.experiment), claim
-
-
-def test_paper_end_values_are_the_last_points_and_hidden_ends_are_absent():
-    assert paper.end_values(CELL)["fire"] == 0.8289
-    assert paper.end_values("fig4b_walk")["shrink_perturb"] == 779.4
-    assert "cbp" not in paper.end_values("fig2b_tiny_imagenet_vgg16")
-    assert paper.end_values("random_label") == {} == paper.end_values("fig5a_cifar10_resnet18")
-    assert len(paper.panels()) == 17
-
-
-def test_moved_share_is_of_the_same_weights_reset(tmp_path):
-    """Two boundaries: the full reset's own run starts the second one from other weights than FIRE's."""
-    told = boundary_report("fire", 2)
-    for row, sfe, share in zip(told["rows"], (2.0, 3.0, 1.0), (0.5, 0.25, 0.5)):
-        row |= {"sfe": sfe, "sfe_relative": share}
-    write_runs(tmp_path, "fig2b_x", {"fire": 0.8}, [1], boundary=told)
-    share = load(tmp_path).boundaries.set_index("label")["sfe_share"]
-    assert share["fire"] == pytest.approx(6.0 / (4.0 + 12.0 + 2.0))
 
 
 def test_figure_5_sums_the_matrices_that_fire_changes(tmp_path):
@@ -115,17 +91,8 @@ def test_figure_5_sums_the_matrices_that_fire_changes(tmp_path):
     assert bars.to_dict() == {"fire": 0.5, "full_reset": 0.5, "none": 5.0}
 
 
-def test_panel_a_of_figure_2_is_the_mean_of_stage_2(results):
-    rows = points_of(results, CELL)
-    table = plot.band(rows[rows["label"] == "none"])
-    assert table["x"].tolist() == list(range(1, 11))
-    assert table["mean"].iloc[-1] == pytest.approx(0.702)
-    half = 4.302653 * 0.001 / np.sqrt(3)  # the 95 % interval of .701, .702 and .703
-    assert (table["low"].iloc[-1], table["high"].iloc[-1]) == pytest.approx((0.702 - half, 0.702 + half))
-    assert set(table["seeds"]) == {3}
-
-
 def test_axes_count_from_the_fork_and_keep_a_shared_half_once(results):
+    assert sorted(set(points_of(results, CELL)["x"])) == list(range(1, 11))  # the epochs of stage 2
     rows = points_of(results, "fig3_best")
     assert rows["x"].min() == 0 and rows["x"].max() == 90 and set(rows["phase"]) == {1}
     starts = points_of(results, "fig4a_asterix").groupby("label")["x"].min()  # in thousands of steps
@@ -208,21 +175,23 @@ def test_the_dial_shows_the_gain_at_each_width_with_the_seeds_that_turned_it(tmp
         shown = {round(x * 1.03 ** (1 - place), 6): round(y, 6) for x, y in curves_of[side].get_xydata()}
         assert shown == AT_WIDTH[side]
     levels = {line.get_label(): line.get_ydata()[0] for line in axis.lines if line.is_dashed()}
-    assert levels == pytest.approx(
-        {"FIRE": 0.19, "FIRE exact": 0.2, "rescale": 0.18}
-    )  # FIRE without its third seed
+    without_the_third_seed = {"FIRE": 0.19, "FIRE exact": 0.2, "rescale": 0.18}
+    assert levels == pytest.approx(without_the_third_seed)
     table = dial.table(settings(load(tmp_path)))
     sides = ["0.667 to 1.5", "at most 0.5", "at most 2", "at least 0.25"]
-    assert table["setting"].tolist() == ["FIRE", "FIRE exact", "rescale", *sides] and set(table["seeds"]) == {
-        2
-    }
+    assert table["setting"].tolist() == ["FIRE", "FIRE exact", "rescale", *sides]
+    assert set(table["seeds"]) == {2}
+
+
+def write_scattered(root, fresh, levels, scattered):
+    """Exploring and fresh seeds; the levels of those that are `scattered` differ by up to .02 between them."""
+    for seed in (1, 2, 3, *fresh):
+        bonus = 0.01 * (seed % 3)
+        write_runs(root, CELL, levels | {label: end + bonus for label, end in scattered.items()}, [seed])
 
 
 def test_a_cap_is_judged_when_all_fresh_seeds_are_done_and_the_premise_holds(tmp_path):
-    for seed in (1, 2, 3, *dial.FRESH):
-        bonus = 0.01 * (seed % 3)
-        levels = {"fire": 0.7 + bonus, "none": 0.5, "cap-high=2": 0.75, "full_reset": 0.6 + bonus}
-        write_runs(tmp_path, CELL, levels, [seed])
+    write_scattered(tmp_path, dial.FRESH, {"none": 0.5, "cap-high=2": 0.75}, {"fire": 0.7, "full_reset": 0.6})
     results = load(tmp_path)
     table = dial.confirmed(settings(results), results)
     against = table["claim"].str.split(" > ").str[1]
@@ -234,17 +203,10 @@ def test_a_cap_is_judged_when_all_fresh_seeds_are_done_and_the_premise_holds(tmp
 
 
 def test_the_controls_are_judged_against_kept_moments_where_these_ran(tmp_path):
-    for seed in (1, 2, 3, *dial.CONTROLLED):
-        bonus = 0.01 * (seed % 3)
-        levels = {
-            "fire": 0.7 + bonus,
-            "none": 0.6,
-            "full_reset": 0.7 + bonus,
-            "clear": 0.6,
-            "rewarm": 0.5 + bonus,
-        }
-        write_runs(tmp_path, CELL, levels, [seed])
-        write_runs(tmp_path, CELL, {"none-keep": 0.51}, [seed], overrides=["optimizer_state=keep"])
+    levels, scattered = {"none": 0.6, "clear": 0.6}, {"fire": 0.7, "full_reset": 0.7, "rewarm": 0.5}
+    write_scattered(tmp_path, dial.CONTROLLED, levels, scattered)
+    seeds = 1, 2, 3, *dial.CONTROLLED
+    write_runs(tmp_path, CELL, {"none-keep": 0.51}, seeds, overrides=["optimizer_state=keep"])
     results = load(tmp_path)
     table = dial.confirmed(settings(results), results).set_index("claim")
     kept = "none (continue) [optimizer_state=keep]"
@@ -266,7 +228,6 @@ def test_figures_are_the_same_bytes_twice_and_say_where_they_come_from(root, tmp
 def test_every_method_has_its_own_stable_look():
     looks = {name: plot.look(name) for name in {*available(), *plot.METHODS, "brand_new", "other_new"}}
     assert len({(look.colour, look.marker) for look in looks.values()}) == len(looks)
-    assert plot.look("brand_new") == plot.look("brand_new")
     assert plot.look("fire", {"method.iterations": "20"}).colour == plot.look("fire").colour
     assert names.ordered(["zzz", "none", "fire"]) == ["fire", "none", "zzz"]
 

@@ -91,31 +91,24 @@ def test_text_from_files_stays_text():
     assert plain("p <0.001 and a < b") == "p <0.001 and a < b"
 
 
-def measured(root, experiment):
-    """{measure: its value} of the only run of an experiment."""
+def measured(root, experiment, lines):
+    """The measures of a run with these lines, the headline first."""
+    write_run(root, experiment, "none", 1, lines)
     (part,) = settings(load(root, [experiment]))
-    (run,) = part.runs.to_dict("records")
-    return [measures.values(part.metrics, each)[run["label"]][run["seed"]] for each in measures.of(part)]
+    return [measures.values(part.metrics, each)["none"][1] for each in measures.of(part)]
 
 
-def test_measures_by_hand(root):
-    levels = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
-    write_run(root, "random_label", "none", 1, task_lines(levels, 0))
-    assert measured(root, "random_label") == [pytest.approx((0.3 + 0.2) / 2)]  # last quarter of eight tasks
-    first, last = ({"phase": p, "step": 10 + 10 * p, "test_accuracy": a} for p, a in ((0, 0.5), (1, 0.8)))
-    lines = [first, {"phase": 1, "step": 10, "after_test_accuracy": 0.3}, last]
-    write_run(root, "label_noise", "fire", 1, lines)
-    assert measured(root, "label_noise") == [0.8, 0.3]
-
-
-def test_the_value_after_the_boundary_and_tail_by_hand(root):
-    lines = [{"phase": s // 51, "step": s, "eval_return": float(s)} for s in range(10, 110, 10)]
-    lines.insert(5, {"phase": 1, "step": 50, "after_eval_return": 55.0})
-    write_run(root, "fig4a_asterix", "none", 1, lines)
-    part = load(root, ["fig4a_asterix"]).metrics
-    wanted = [measures.EVALUATED, *measures.AROUND, measures.Measure("eval_return", "", "tail")]
-    ends = {m.key.removeprefix("eval_return"): measures.values(part, m)["none"][1] for m in wanted}
-    assert ends == {"": 100.0, "_after": 55.0, "_before": 50.0, "_tail": 95.0}
+def test_measures_by_hand(tmp_path):
+    """The last quarter of eight tasks; the end and the value after the boundary; of a game, the last tenth, too."""
+    tasks = task_lines([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2], 0)
+    assert measured(tmp_path, "random_label", tasks) == [pytest.approx((0.3 + 0.2) / 2)]
+    noise = [{"phase": p, "step": 10 + 10 * p, "test_accuracy": a} for p, a in ((0, 0.5), (1, 0.8))]
+    noise.insert(1, {"phase": 1, "step": 10, "after_test_accuracy": 0.3})
+    assert measured(tmp_path, "label_noise", noise) == [0.8, 0.3]
+    game = [{"phase": s // 51, "step": s, "train_return": s, "eval_return": s} for s in range(10, 110, 10)]
+    game.insert(5, {"phase": 1, "step": 50, "after_eval_return": 55})
+    tail, end, after, before = 95, 100, 55, 50
+    assert measured(tmp_path, "fig4a_asterix", game) == [tail, end, after, before]
 
 
 def test_different_data_and_sizes_never_share_a_panel(root):

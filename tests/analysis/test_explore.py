@@ -24,10 +24,10 @@ def fire(tmp_path: Path) -> Results:
     return load(tmp_path)
 
 
-def test_every_value_is_the_one_of_the_run(results: Results) -> None:
-    told, labels = explore.page_data(results), list(names.looks(results))
-    looks = names.looks(results).values()
-    assert [method["method"] for method in told["methods"]] == [look.name for look in looks]
+def test_numbers_are_those_of_the_runs_and_of_the_frame_of_estimates(results: Results) -> None:
+    told, looks, frame = explore.page_data(results), names.looks(results), estimates.frame(results)
+    assert [method["method"] for method in told["methods"]] == [look.name for look in looks.values()]
+    labels, frame, compared = list(looks), estimates.sides(frame), 0
     parts = {part.first["experiment"]: part for part in settings(results)}
     for panel in told["settings"]:
         part = parts.pop(panel["experiment"])
@@ -39,13 +39,6 @@ def test_every_value_is_the_one_of_the_run(results: Results) -> None:
                 assert commit == commits[labels[place], seed]
                 shown.setdefault(labels[place], {})[seed] = pytest.approx(value, rel=1e-5)
             assert measures.values(part.metrics, measure) == shown
-    assert not parts
-
-
-def test_means_intervals_and_differences_are_those_of_the_frame_of_estimates(results: Results) -> None:
-    told, frame = explore.page_data(results), estimates.sides(estimates.frame(results))
-    labels, compared = list(names.looks(results)), 0
-    for panel in told["settings"]:
         for measure in panel["measures"]:
             rows = frame[(frame["experiment"] == panel["experiment"]) & (frame["metric"] == measure["key"])]
             for place, *numbers, _ in measure["ends"]:
@@ -56,6 +49,7 @@ def test_means_intervals_and_differences_are_those_of_the_frame_of_estimates(res
                 ((_, row),) = rows[keep].iterrows()
                 assert told_text == [difference_text(row), row["word"], row["pairs"], p_text(row["p"])]
                 compared += 1
+    assert not parts
     assert compared == (frame["reference"].ne("") & (frame["kind"] == "result")).sum() > 10
 
 
@@ -88,10 +82,8 @@ def test_a_panel_opens_with_the_methods_of_interest(tmp_path: Path) -> None:
 
 
 def test_only_returns_have_the_level_of_random_actions(results: Results) -> None:
-    levels = {
-        panel["experiment"]: {measure["level"] for measure in panel["measures"]}
-        for panel in explore.page_data(results)["settings"]
-    }
+    told = explore.page_data(results)["settings"]
+    levels = {each["experiment"]: {measure["level"] for measure in each["measures"]} for each in told}
     beside = {name: {None} for name in (CELL, "random_label", "fig3_best")}
     assert levels == beside | {"fig4a_asterix": {6, None}}  # the mean of 3, 6 and 9
 
@@ -110,11 +102,9 @@ def test_the_page_is_one_file(root: Path) -> None:
 def test_a_run_cannot_leave_its_script_element(fire: Results) -> None:
     """Data set, method, commit and experiment are HTML that would change the title of the page."""
     pytest.importorskip("vl_convert")
+    texts = {"experiment", "figure", "panel", "data", "method", "label", "commit", "model"}
     for frame in fire.frames:
-        for column in {"experiment", "figure", "panel", "data", "method", "label", "commit", "model"} & {
-            *frame
-        }:
-            frame[column] = HOSTILE
+        frame[[*texts.intersection(frame)]] = HOSTILE
     html = explore.page(fire)
     assert HOSTILE not in html and "</script><script>document" not in html and "<img src=y" not in html
     assert html.count("<script") == html.count("</script>") == 3
@@ -131,15 +121,10 @@ def test_values_that_are_no_numbers_are_left_out(fire: Results) -> None:
     assert sorted(map(len, curve["grids"])) == [11, 13]  # two values of one run are missing
 
 
-def wait_for(driver, script: str) -> None:
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    WebDriverWait(driver, 10).until(lambda driver: driver.execute_script(f"return {script}"))
-
-
 @pytest.mark.slow
 def test_a_click_changes_the_drawing_and_the_table(tmp_path: Path) -> None:
     selenium = pytest.importorskip("selenium.webdriver")
+    waiting = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
     options = selenium.ChromeOptions()
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,1000"):
         options.add_argument(argument)
@@ -150,17 +135,21 @@ def test_a_click_changes_the_drawing_and_the_table(tmp_path: Path) -> None:
         pytest.skip(f"no Chromium with its driver: {str(error).splitlines()[0]}")
     write_runs(tmp_path, CELL, LEVELS, (1, 2, 3))
     assert command.main(["explore", "--root", str(tmp_path)]) == 0
+
+    def wait_for(script: str) -> None:
+        waiting(driver, 10).until(lambda driver: driver.execute_script(f"return {script}"))
+
     with driver:
         driver.get((tmp_path / "explore.html").as_uri())
-        wait_for(driver, "document.body.dataset.ready")
+        wait_for("document.body.dataset.ready")
         marks = "document.querySelectorAll('#ends .mark-symbol path').length"
-        wait_for(driver, f"{marks} === 4")
+        wait_for(f"{marks} === 4")
         driver.find_element("css selector", "#methods label:nth-child(2)").click()
-        wait_for(driver, f"{marks} === 3")
+        wait_for(f"{marks} === 3")
         shown = [button.text for button in driver.find_elements("css selector", "#body button")]
         assert shown == ["FIRE", "full reset", "brand new"]
         driver.find_element("xpath", "//option[text()='single seeds']").click()
-        wait_for(driver, f"{marks} === 9")
+        wait_for(f"{marks} === 9")
         driver.find_element("xpath", "//button[text()='all']").click()
-        wait_for(driver, f"{marks} === 12")
+        wait_for(f"{marks} === 12")
         assert driver.get_log("browser") == []

@@ -6,7 +6,7 @@ import pytest
 
 from analysis import trial_evidence
 from analysis.runs import COLUMNS, Results
-from analysis.trial_evidence import ALWAYS, METHODS, Panel, cautious, leader, losses, lost, panels
+from analysis.trial_evidence import ALWAYS, METHODS, Panel, leader, losses, lost, panels
 
 FINAL = np.array([[0.0] * 6, [0.25] * 6, [0.5] * 6, [1.0] * 6])  # of none, full reset, S&P, FIRE
 FINAL = FINAL + 0.1 * np.arange(6)  # seeds differ, methods do not change places
@@ -23,13 +23,6 @@ def test_loss_is_the_share_of_the_range_that_the_choice_leaves():
     assert losses([right], leader, 0.2)["images"] == [pytest.approx(0)]
     assert losses([right], leader, 0.2, repeats=6)["all"] == []  # no seed is left to judge by
     assert losses([right], leader, 0.5)["all"] == []
-
-
-def test_cautious_rule_keeps_none_until_the_interval_excludes_0():
-    clear = np.array([[0.0, 0.1, 0.2], [0.0, 0.1, 0.2], [0.0, 0.1, 0.21], [0.5, 0.6, 0.71]])
-    noisy = np.array([[0.0, 0.1, 0.2], [0.4, -0.3, 0.1], [0.2, 0.4, -0.5], [0.9, -0.6, 0.4]])
-    assert METHODS[cautious(clear)] == METHODS[leader(clear)] == "fire"
-    assert METHODS[cautious(noisy)] == "none" and METHODS[leader(noisy)] == "fire"
 
 
 def results_of(runs, values):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import record
-from composed import with_method
+from training_scripts import with_method
 
 from harness.config import compose, domain_of
 from harness.domains import find, methods_of

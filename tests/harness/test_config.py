@@ -4,8 +4,8 @@ import random
 from dataclasses import fields
 
 import pytest
-from composed import compose_config
 from omegaconf import OmegaConf
+from training_scripts import compose_config
 
 from fire_core.errors import UserError
 from fire_core.methods import Method, available, create

@@ -1,7 +1,7 @@
 """Trials of experiments: harness/trial.py."""
 
 import pytest
-from composed import compose_config
+from training_scripts import compose_config
 
 from fire_core.methods import create
 from harness.domains import find

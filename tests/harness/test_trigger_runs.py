@@ -2,9 +2,8 @@
 
 from contextlib import suppress
 
-from composed import compose_config
 from omegaconf import OmegaConf
-from training_scripts import Script
+from training_scripts import Script, compose_config
 
 from fire_core.errors import UserError
 from fire_core.methods import available, create

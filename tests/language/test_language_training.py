@@ -6,9 +6,8 @@ import sys
 
 import pytest
 import torch
-from composed import compose_config
 from omegaconf import OmegaConf
-from training_scripts import ROOT, Script, killed, metrics_of
+from training_scripts import ROOT, Script, compose_config, killed, metrics_of
 
 from fire_core.errors import UserError
 from harness.runs import seeded

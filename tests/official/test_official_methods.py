@@ -18,21 +18,16 @@ from fire_core.methods.fire import fire
 from fire_core.methods.muon import orthogonalize
 from fire_core.solvers.polar import polar
 from tests import tiny_nets
+from tests.official.test_official_vision import NETS, build_paper
 from tests.tiny_nets import METHODS, batch, fill, largest, load, load_into, net, state_of, u, untouched
-from vision.models import build
 from vision.official.cbp import columns_of, linked_layers, mean_outgoing
 from vision.official.resets import magnitude, scores
 from vision.official.watched_units import OutputRecorder, chain, last_rows, watched_layers
 
 LAYERS = json.loads((METHODS / "layers.json").read_text())
-OFFICIAL_NETS = {
-    "resnet18_cifar10": {"name": "resnet18", "classes": 10, "image_size": 32},
-    "vgg16_tiny_imagenet": {"name": "vgg16", "classes": 200, "image_size": 64},
-    "vit_tiny_cifar100": {"name": "vit_tiny", "classes": 100, "image_size": 32},
-}
 MOMENTS = ("exp_avg", "exp_avg_sq")
 KINDS = pytest.mark.parametrize("kind", ["conv", "vit"])
-CELLS = pytest.mark.parametrize("cell", OFFICIAL_NETS)
+CELLS = pytest.mark.parametrize("cell", NETS)
 
 
 def worst(model: nn.Module, arrays: dict, prefix: str, leave_out: tuple[str, ...] = ()) -> float:
@@ -163,8 +158,7 @@ def test_parseval(kind, fidelity):
 @CELLS
 def test_parseval_of_the_official_nets(cell, fidelity):
     _, settings = load("parseval")
-    tensors = json.loads((METHODS.parent / "models.json").read_text())[cell]["tensors"]
-    model = fill(build(**OFFICIAL_NETS[cell], channels=3), order=[name for name, *_ in tensors])
+    model = fill(build_paper(cell), order=[name for name, *_ in NETS[cell]["tensors"]])
     with torch.no_grad():
         loss = create("parseval", coefficient=1.0, first_phase=0).penalty(state_of(model))
     recorded = settings["official_nets"][cell]["loss"]
@@ -181,7 +175,7 @@ def test_l2_init(kind, fidelity):
 @CELLS
 def test_layers_of_the_official_nets(cell, fidelity):
     """Names differ, so layers are compared by their place in the list, their units and their columns."""
-    recorded, model = LAYERS[cell], build(**OFFICIAL_NETS[cell], channels=3)
+    recorded, model = LAYERS[cell], build_paper(cell)
     weights = {name.removesuffix(".weight"): p for name, p in model.named_parameters()}
     ours = {name: place for place, name in enumerate(watched_layers(model))}
     theirs = {name: place for place, name in enumerate(recorded["redo_and_snr_hooked"])}
@@ -205,15 +199,6 @@ def test_layers_of_the_official_nets(cell, fidelity):
         assert (2 / weights[layer.name][0].numel()) ** 0.5 == pytest.approx(entry["std"])
 
 
-def adam_of(model: nn.Module, arrays: dict, prefix: str) -> torch.optim.Adam:
-    """Adam with the stored moments and step counts."""
-    adam = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for key, p in model.named_parameters():
-        moments = {moment: arrays[f"{prefix}.{moment}.{key}"].clone() for moment in MOMENTS}
-        adam.state[p] = {"step": arrays[f"{prefix}.step.{key}"].reshape(()).clone(), **moments}
-    return adam
-
-
 @KINDS
 def test_redo_scores(kind, fidelity):
     arrays, settings, model, _ = loaded("redo", kind, "before")
@@ -232,7 +217,10 @@ def test_redo(case, fidelity, monkeypatch):
     kind = case.split(".")[0]
     arrays, settings, model, state = loaded("redo", kind, "before")
     values = settings["cases"][case]
-    state.optimizers["net"] = adam = adam_of(model, arrays, f"{kind}.before")
+    state.optimizers["net"] = adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for key, p in model.named_parameters():
+        moments = {moment: arrays[f"{kind}.before.{moment}.{key}"].clone() for moment in MOMENTS}
+        adam.state[p] = {"step": arrays[f"{kind}.before.step.{key}"].reshape(()).clone(), **moments}
     method = draw_globally(create("redo", variant="official", threshold=values["threshold"]), 7)
     state.batches = SimpleNamespace(test_inputs=lambda count: None)
     seen = {layer.name: magnitude(layer, arrays[f"{kind}.buffer.{layer.name}"]) for layer in chain(model)}
@@ -287,9 +275,8 @@ def test_cbp(kind, fidelity):
         replaced = {}
         for layer in layers:
             memory, where = method.memory["net"][layer.name], f"{kind}.{layer.name}, step {entry['step']}"
-            feature, age, magnitude = (
-                arrays[f"{prefix}.{what}.{layer.name}"] for what in ("feature", "age", "mean_feature")
-            )
+            names = (f"{prefix}.{what}.{layer.name}" for what in ("feature", "age", "mean_feature"))
+            feature, age, magnitude = map(arrays.__getitem__, names)
             if (outgoing := arrays.get(f"{prefix}.outgoing.{layer.name}")) is not None:
                 for reader, _ in layer.outgoing:
                     difference = largest(mean_outgoing(model.get_submodule(reader)), outgoing)
@@ -405,9 +392,8 @@ def test_snr_at_its_first_step(kind, fidelity):
         fired = arrays[f"{kind}.fired.{layer.name}"].bool()
         method.recorders["net"].values[layer.name] = fired.expand(case["buffer"], -1)
     method.after_step(state)
-    assert recycled(method.recycle) == {
-        n: rows for n, rows in case["masked"].items() if rows and n != case["layers"][-1]
-    }
+    masked = {name: rows for name, rows in case["masked"].items() if rows and name != case["layers"][-1]}
+    assert recycled(method.recycle) == masked
     assert rows_changed(model, before) == case["rows_changed"]
     assert steps_of(adam, model) == case["adam_step_after"]
     assert all((adam.state[p]["exp_avg"] == 0.5).all() for p in model.parameters())
@@ -476,7 +462,7 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
 def test_muon_groups(cell, fidelity):
     """Names differ, so the groups are compared by their number of tensors and of entries."""
     of_muon, of_adam = load("muon")[1]["groups"][cell]["groups"]
-    model = build(**OFFICIAL_NETS[cell], channels=3)
+    model = build_paper(cell)
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)
     *muon, rest = create("muon", variant="official").build(model, adam).param_groups
     matrices = [p for group in muon for p in group["params"]]

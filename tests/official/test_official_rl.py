@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from composed import compose_config
+from training_scripts import compose_config
 
 from fire_core.seeding import derive
 from harness.runs import numpy_generator

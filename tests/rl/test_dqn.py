@@ -7,9 +7,9 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from composed import compose_config
 from omegaconf import OmegaConf
 from tiny_nets import largest, linear
+from training_scripts import compose_config
 
 import rl.dqn.learn
 from fire_core import State, UserError, snapshot

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from composed import compose_config
-from training_scripts import Script, killed, metrics_of
+from training_scripts import Script, compose_config, killed, metrics_of
 
 from rl.dqn.train import make_net
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from training_scripts import Script, killed, metrics_of
+from training_scripts import Script, compose_config, killed, metrics_of
 
 pytest.importorskip("mujoco")
 
-from composed import compose_config
 
 from rl.replay import Batch
 from rl.sac.policy import RunningNormaliser, explore, mean_policy

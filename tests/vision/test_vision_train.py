@@ -6,11 +6,10 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from composed import compose_config
 from omegaconf import OmegaConf
 from tiny_nets import linear
 from torch import nn
-from training_scripts import ROOT, Script, metrics_of
+from training_scripts import ROOT, Script, compose_config, metrics_of
 
 from fire_core import UserError
 from vision.evaluate import evaluate, reestimated
