@@ -151,15 +151,15 @@ def row_heading(axis: Axes, text: str, up: int = 27) -> None:
 
 
 def with_legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None, **layout: float) -> Figure:
-    """Return the figure with each method once in its legend, in the order of METHODS: in place of the axes `where`, else
-    below all panels. A method that is a curve in one panel and a level in another looks like the curve."""
+    """Return the figure with each method once in its legend, in the order of METHODS, before all else: in place of the axes
+    `where`, else below all panels. A method that is a curve in one panel and a level in another looks like the curve."""
     found: dict[str, Line2D] = {}
     for axis in axes:
         for handle, text in zip(*axis.get_legend_handles_labels()):
             if text not in found or found[text].get_marker() == "None":
                 found[text] = handle
     names = [known.name for known in METHODS.values()]
-    texts = sorted(found, key=lambda text: (names.index(text) if text in names else len(names), text))
+    texts = sorted(found, key=lambda text: names.index(text) if text in names else len(names))
     handles = [found[text] for text in texts]
     if where is not None:
         where.axis("off")

@@ -162,9 +162,10 @@ def draw(parts: Sequence[Results]) -> Figure:
             known = pd.DataFrame(known, Estimate._fields).T
             axis.plot(known.index, known["mean"], color=colour, marker=marker, markersize=4, label=title)
             axis.vlines(known.index, known["low"], known["high"], color=colour, linewidth=1)
-        plot.draw_level(axis, float(np.mean(always[domain])), "fire")
+        if always[domain]:
+            plot.draw_level(axis, float(np.mean(always[domain])), "fire")
         axis.set_title(f"{domain} ({sum(domain in ('all', panel.domain) for panel in found)} panels)")
-        axis.set(xlabel="trial, % of the training", ylim=(-0.1, 1.1))
+        axis.set(xlabel="trial, % of the training", xlim=(0, 53), ylim=(-0.1, 1.1))
     grid[0].set_ylabel("share of the range lost")
     return plot.with_legend(figure, grid)
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis import claims, estimates, measures, names, plot
 from analysis.rendering import difference_text, p_text, spread
-from analysis.runs import SETTING, Results
+from analysis.runs import SETTING, Results, merged
 from analysis.stats import estimate, holm
 
 PANELS = ("fig2a_cifar10_resnet18", "fig2a_tiny_imagenet_vgg16", "fig3_60k", "random_label")
@@ -16,7 +16,7 @@ FRESH, CONTROLLED = range(16, 26), range(6, 16)  # seeds of the cap and of the c
 LEVELS = ("fire", "fire_exact", "keep_norm", "rescale", "singular_clip")
 # what becomes of singular values: text of the legend, of the table (with 1 / w and w), colour, marker
 SIDES = {
-    "all": ("all moved to w", "exactly {1:g}", "#CC79A7", "s"),
+    "all": ("all moved to w", "exactly {1:g}", "#E69F00", "s"),
     "both": ("both sides: clipped to [1 / w, w]", "{:.3g} to {:g}", "#000000", "o"),
     "large": ("large ones lowered to w", "at most {1:g}", "#009E73", "v"),
     "small": ("small ones raised to 1 / w", "at least {:.3g}", "#0072B2", "^"),
@@ -76,26 +76,29 @@ def confirmed(parts: Sequence[Results], results: Results) -> pd.DataFrame:
     """
     rows = []
     for part in parts:
+        part = merged(part, results.select(**part.first[SETTING]), [*SETTING, "label", "seed"])
         fresh = part.select(seed=FRESH).methods
         pairs = [(cap, other) for cap in fresh if fresh[cap] == "cap" for other in ("none", "fire")]
         rows += tested(part, pairs, FRESH, results)
         shown = [label for label, method in part.methods.items() if method in ("clear", "rewarm")]
-        kept = [label for label, changed in part.overrides.items() if changed == {"optimizer_state": "keep"}]
-        pairs = [(label, (kept or ["none"])[0]) for label in ("fire", *shown)] if shown else []
+        kept = [c for c in part.methods if part.overrides[c] == {"optimizer_state": "keep"}]
+        base = next((label for label in kept if part.methods[label] == "none"), "none")
+        pairs = [(label, base) for label in ("fire", *shown)] if shown else []
         rows += tested(part, [*pairs, *(("fire", label) for label in shown)], CONTROLLED, results)
     return pd.DataFrame(rows)
 
 
 def tested(part: Results, pairs: list[tuple[str, str]], seeds: range, results: Results) -> list[dict]:
     """Return a row with the verdict on `better` > `worse` for each pair of labels, on these seeds, corrected together."""
-    measure, looks = measures.of(part)[0], names.looks(part)
+    measure, labels = measures.of(part)[0], part.overrides
     ends = measures.values(part.select(seed=seeds).metrics, measure)
     found = [estimate(claims.gains(ends, *pair, measure)) for pair in pairs]
     about = {"kind": "claims", "premise": claims.premise(results.select(**part.first[SETTING])).holds}
-    rows = []
-    for (better, worse), (gain, low, high, _, n), p in zip(pairs, found, holm([each.p for each in found])):
-        told = about | {"complete": n == len(seeds), "gain": gain, "p_holm": p, "p_least": p}
-        claim = f"{looks[better].name} > {looks[worse].name}"
+    done, rows = [each.n == len(seeds) for each in found], []
+    most, least = (holm([each.p if ok else p for each, ok in zip(found, done)]) for p in (1.0, math.nan))
+    for pair, (gain, low, high, _, n), p, p_least in zip(pairs, found, most, least):
+        told = about | {"complete": n == len(seeds), "gain": gain, "p_holm": p, "p_least": p_least}
+        claim = " > ".join(names.look(part.methods.get(m, m), labels.get(m)).name for m in pair)
         row = {"panel": names.panel(part.first["experiment"]), "claim": claim}
         row["gain [95 %]"] = spread(gain, low, high, measures.digits(measure.metric), sign=True)
         rows.append(row | {"seeds": n, "p, Holm": p_text(p), "verdict": claims.verdict(told)})

@@ -25,7 +25,7 @@ THRESHOLD = 0.025
 
 
 def relative_to_layer(magnitudes: Tensor) -> Tensor:
-    """Return the scores (units,) of a layer, with mean 1, from the mean absolute activation of each unit (units,)."""
+    """Return the scores (units,) of a layer from the mean |activation| of each unit: with mean 1, or all 0 if all are 0."""
     return magnitudes / magnitudes.mean().clamp_min(torch.finfo(magnitudes.dtype).tiny)
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,11 +9,25 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
 from fire_core.errors import check_settings
-from fire_core.measure.metrics import effective_rank
+from fire_core.measure import metrics
 from fire_core.methods._units import LayerMethod
 from fire_core.methods.method import FIXTURE, register
 from fire_core.state import State
 from fire_core.units import Recorder, UnitLayer
+
+
+class _Inputs:
+    """A hook that keeps what a net is called with in training passes, until `remove`."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+        self.kept: list[Any] = []  # of steps that were made
+        self.new: list[Any] = []  # of the step that is being made
+        self.remove = net.register_forward_pre_hook(self._keep, with_kwargs=True).remove
+
+    def _keep(self, net: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if net.training and torch.is_grad_enabled():
+            self.new.append(tree_map_only(Tensor, Tensor.detach, (arguments, keywords)))
 
 
 @register
@@ -23,11 +36,13 @@ class L2ER(LayerMethod):
     """Adds decay * w to the gradients, and after every `every_steps` optimizer steps takes a step of its own.
 
     That is one plain gradient step, past the optimizer, towards a larger mean `effective_rank` of hidden activations as the
-    next layer reads them, on the batches of these steps taken as one. Positions of convolutions and tokens count as samples.
-    The pass updates the statistics of batch norm. Cost: one more pass over the data; the inputs of these steps are kept.
+    next layer reads them, not centred, on the batches of these steps taken as one. Positions of convolutions and tokens
+    count as samples. The pass updates the statistics of batch norm, as in the authors' code for CIFAR. Cost: one more pass
+    over the data; the inputs of these steps are kept.
 
     Args:
-        rate, decay: of that step; of all parameters, added before gradients are clipped.
+        rate: of that step.
+        decay: of all parameters. It is added before gradients are clipped.
         last_layers: how many hidden layers count, from the end; 0 is all of them, the authors' choice for MNIST.
 
     The authors take this order for Permuted MNIST, with (rate, decay, every_steps) = (1e-2, 1e-3, 100). Elsewhere their rank
@@ -49,41 +64,40 @@ class L2ER(LayerMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.kept: dict[str, list[Any]] = {}  # what each net was called with since its last rank step
         check_settings(self, rate="[0, inf)", decay="[0, inf)")
         check_settings(self, last_layers="[0, inf)", every_steps="[1, inf)")
 
-    def watch(self, net: nn.Module, layers: list[UnitLayer]) -> SimpleNamespace:
-        def note(net: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            if net.training and torch.is_grad_enabled():
-                self.pending.append((net, tree_map_only(Tensor, Tensor.detach, (arguments, keywords))))
-
-        return SimpleNamespace(net=net, remove=net.register_forward_pre_hook(note, with_kwargs=True).remove)
+    def watch(self, net: nn.Module, layers: list[UnitLayer]) -> _Inputs:
+        return _Inputs(net)
 
     def before_step(self, state: State) -> None:
         self._start(state)
-        for net in state.nets.values():
-            trained = [p for p in net.parameters() if p.grad is not None]
-            gradients: Any = [p.grad for p in trained]
-            torch._foreach_add_(gradients, [p.detach() for p in trained], alpha=self.decay)
+        for parameter in (p for net in state.nets.values() for p in net.parameters()):
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach(), alpha=self.decay)
 
     def after_step(self, state: State) -> None:
         self.counts["steps"] += 1
-        for name, recorder in self.recorders.items():
-            kept = self.kept.get(name, []) + [inputs for net, inputs in self.pending if net is recorder.net]
-            if (over := self.counts["steps"] % self.every_steps == 0) and kept and self.rate > 0.0:
-                rank_step(recorder.net, self.layers[name][-self.last_layers :], kept, self.rate)
-            self.kept[name] = [] if over else kept
-        self.pending = []
+        for name, inputs in self.recorders.items():
+            inputs.kept = inputs.kept + inputs.new
+            if self.counts["steps"] % self.every_steps == 0:
+                if inputs.kept and self.rate > 0.0:
+                    rank_step(inputs.net, self.layers[name][-self.last_layers :], inputs.kept, self.rate)
+                inputs.kept = []
+        self.after_skip(state)
+
+    def after_skip(self, state: State) -> None:
+        for inputs in self.recorders.values():
+            inputs.new = []
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"kept": dict(self.kept)}
+        return super().state_dict() | {"kept": {name: each.kept for name, each in self.recorders.items()}}
 
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
         super().load_state_dict(saved, state)
-        for name, kept in saved["kept"].items():
+        for name, kept in saved["kept"].items() if self.recorders else ():
             device = next(state.nets[name].parameters()).device
-            self.kept[name] = tree_map_only(Tensor, partial(Tensor.to, device=device), kept)
+            self.recorders[name].kept = tree_map_only(Tensor, partial(Tensor.to, device=device), kept)
 
 
 def rank_step(net: nn.Module, layers: list[UnitLayer], batches: list[Any], rate: float) -> None:
@@ -93,7 +107,7 @@ def rank_step(net: nn.Module, layers: list[UnitLayer], batches: list[Any], rate:
     singular = Recorder(net, layers, lambda units: torch.linalg.svdvals(units.float()), always=True)
     with torch.enable_grad(), singular:
         net(*arguments, **keywords)
-        rank = torch.stack([effective_rank(each, 1e-8) for each in singular.values.values()]).mean()
+        rank = torch.stack([metrics.effective_rank(each, 1e-8) for each in singular.values.values()]).mean()
     trained: list[Tensor] = [p for p in net.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(rank, trained, materialize_grads=True)
     with torch.no_grad():

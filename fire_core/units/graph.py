@@ -130,7 +130,7 @@ class Recorder:
 
     Args:
         reduce: function of the activations (samples, units) of one layer, as its first reader receives them.
-        always: record every pass, with its graph, and not only those in training mode with gradients, without it.
+        always: True: record every pass and keep its graph. False: only training passes with gradients, detached.
     Attributes:
         values: result of `reduce` in the latest recorded pass, by name of the layer.
     """

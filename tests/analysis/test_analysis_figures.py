@@ -197,7 +197,7 @@ def test_a_cap_is_judged_when_all_fresh_seeds_are_done_and_the_premise_holds(tmp
     against = table["claim"].str.split(" > ").str[1]
     assert dict(zip(against, table["verdict"])) == {"none (continue)": "holds", "FIRE": "holds"}
     fewer = results.select(seed=[1, 2, 3, *dial.FRESH[1:]])
-    assert set(dial.confirmed(settings(fewer), results)["verdict"]) == {"open"}
+    assert set(dial.confirmed(settings(fewer), fewer)["verdict"]) == {"open"}
     unknown = results.select(label=["fire", "none", "cap-high=2"])
     assert set(dial.confirmed(settings(results), unknown)["verdict"]) == {"open"}
 
@@ -213,6 +213,13 @@ def test_the_controls_are_judged_against_kept_moments_where_these_ran(tmp_path):
     told = {f"FIRE > {kept}": "holds", f"clear > {kept}": "holds", f"rewarm > {kept}": "not decided"}
     assert table["verdict"].to_dict() == told | {"FIRE > clear": "holds", "FIRE > rewarm": "holds"}
     assert set(table["seeds"]) == {10} and table["gain [95 %]"].str.startswith("+").sum() == 4
+    unfinished = results.filtered(lambda frame: frame["label"].ne("rewarm") | frame["seed"].lt(9))
+    again = dial.confirmed(settings(unfinished), unfinished).set_index("claim")
+    assert again.loc[f"rewarm > {kept}", ["p, Holm", "verdict"]].tolist() == ["1.00", "open"]
+    apart = results.filtered(
+        lambda frame: frame["method"].isin(["clear", "rewarm"]) | frame["label"].eq("none-keep")
+    )
+    assert dial.confirmed(settings(apart), results).set_index("claim")["verdict"].equals(table["verdict"])
 
 
 def test_figures_are_the_same_bytes_twice_and_say_where_they_come_from(root, tmp_path):

@@ -54,6 +54,16 @@ def test_the_cap_is_the_one_that_the_exploring_seeds_choose(material):
     assert f"On VGG-16, at half the scale, it loses to FIRE by {vgg}" in readme
 
 
+def test_the_controls_explain_a_part_on_random_labels(material):
+    rows = TABLES["cap"](material).query("~claim.str.startswith('cap')").set_index("claim")
+    assert set(rows["panel"]) == {"random_label"} and set(rows["verdict"]) == {"holds"} and len(rows) == 5
+    gain = rows["gain [95 %]"].str.split().str[0].astype(float)
+    kept = "none (continue) [optimizer_state=keep]"
+    share = {control: gain[f"{control} > {kept}"] / gain[f"FIRE > {kept}"] for control in ("clear", "rewarm")}
+    assert share == pytest.approx({"clear": 0.25, "rewarm": 0.5}, abs=0.05), "about a quarter, about half"
+    assert "gives about a quarter of it" in prose("docs/findings.md")
+
+
 def test_what_is_said_of_the_ends_of_the_spectrum():
     turned = dial.turned(settings(load_exported(RESULTS / "dial")))
     resnet, vgg, labels = (rows.set_index(["side", "w"]) for _, rows in turned)

@@ -29,6 +29,7 @@ def test_distances_and_ranks_by_hand():
     assert relative_to_layer(torch.zeros(4)).tolist() == [0.0] * 4
     # shares 1/2, 1/4, 1/4: entropy 1.5 ln 2
     assert metrics.effective_rank(torch.tensor([2.0, 1.0, 1.0])).item() == pytest.approx(2**1.5, rel=1e-6)
+    assert metrics.effective_rank(torch.zeros(3), 1e-8) == 1
     features = torch.diag(torch.tensor([50.0, 49.0, 1.0, 0.0]))
     ranks = [metrics.feature_rank(features, delta=delta).item() for delta in (0.01, 0.005)]
     assert ranks == [2, 3] and metrics.feature_rank(torch.zeros(4, 3)) == 0  # 99 of 100 reached after two

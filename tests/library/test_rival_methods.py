@@ -1,5 +1,7 @@
 """Rival methods against numbers worked out by hand on tiny nets."""
 
+import copy
+
 import pytest
 import tiny_nets
 import torch
@@ -422,3 +424,38 @@ def test_an_optimizer_with_two_learning_rates_is_not_replaced_by_one_with_one(na
     treatment.boundary(1)
     first, last = treatment.optimizer.param_groups[0], treatment.optimizer.param_groups[-1]
     assert (first["lr"], first["rate_factor"], last["eps"]) == (pytest.approx(0.03), 3.0, 1e-5)
+
+
+def test_l2_er_keeps_the_inputs_of_training_steps_of_its_own_nets_alone():
+    """Not those of evaluation, of skipped steps, of copies and of a net that was replaced; a rollback forgets later ones."""
+
+    def body(inputs: int) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(inputs, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    nets = {"a": body(3), "b": body(5)}
+    x = {name: torch.randn(6, net[0].in_features) for name, net in nets.items()}
+    optimizers = {name: torch.optim.SGD(net.parameters(), lr=0.1) for name, net in nets.items()}
+    method = create("l2_er", every_steps=3)
+    treatment = attach(method, nets, optimizers, batches=lambda: iter([(x, None)]))
+    treatment.boundary(1)
+    start = copy.deepcopy(treatment.state_dict())
+
+    def train(skipped: bool = False) -> dict[str, int]:
+        for name, net in nets.items():
+            net(x[name]), copy.deepcopy(net)(x[name])
+            with torch.no_grad():
+                net(x[name])
+        treatment.before_step()
+        treatment.after_step(skipped=skipped)
+        return {name: len(inputs.kept) for name, inputs in method.recorders.items()}
+
+    assert [train(), train(skipped=True), train()] == [{"a": 1, "b": 1}, {"a": 1, "b": 1}, {"a": 2, "b": 2}]
+    before = {name: net[0].weight.detach().clone() for name, net in nets.items()}
+    assert train() == {"a": 0, "b": 0}, "each net has made its rank step"
+    assert all(not torch.equal(net[0].weight, before[name]) for name, net in nets.items())
+    train()
+    treatment.load_state_dict(start)
+    assert train() == {"a": 1, "b": 1}
+    treatment.load_state_dict(start)
+    treatment.state.nets["a"] = nets["a"] = body(3)
+    assert [train()["a"], train()["a"]] == [0, 1], "the new net is known from its first step on"
