@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import special
-from statsmodels.stats.multitest import multipletests
 
 CONFIDENCE = 0.95
 LEVEL = 0.05  # of the Holm-corrected tests
@@ -49,6 +48,8 @@ def paired(ours: Mapping[int, float], reference: Mapping[int, float]) -> dict[in
 def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
     """Return the p-values of one family after Holm's step-down correction. NaN stays NaN and is no comparison."""
     corrected = np.array(p, dtype=np.float64)
-    if (known := ~np.isnan(corrected)).any():
-        corrected[known] = multipletests(corrected[known], method="holm")[1]
+    order = np.argsort(corrected)[: np.count_nonzero(~np.isnan(corrected))]  # NaN comes last
+    # not by statsmodels, whose function collects Python's garbage at each call, which takes most of the time of a table
+    times = np.arange(len(order), 0, -1)
+    corrected[order] = np.minimum(np.maximum.accumulate(corrected[order] * times), 1.0)
     return corrected

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from statsmodels.stats.multitest import multipletests
 from synthetic_runs import task_lines, warm_start_lines, write_run
 
 from analysis import claims, measures, plot, stats, tables
@@ -50,6 +51,16 @@ def test_one_seed_has_no_interval_and_seeds_that_agree_have_no_scatter():
     assert (one.mean, one.n) == (0.5, 1) and np.isnan([one.low, one.high, one.p]).all()
     assert stats.estimate([0.5, 0.5]) == (0.5, 0.5, 0.5, 0.0, 2)
     assert stats.estimate([0.0, 0.0, 0.0]).p == 1.0
+
+
+def test_holm_by_hand_and_by_statsmodels():
+    """Sorted: .005 x 4, .01 x 3, .03 x 2, .04 x 1, made to grow. NaN is no comparison."""
+    given = [0.01, 0.04, 0.03, 0.005]
+    assert stats.holm(given) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert stats.holm(given) == pytest.approx(multipletests(given, method="holm")[1])
+    corrected = stats.holm([0.5, np.nan, 0.9])
+    assert corrected[[0, 2]].tolist() == [1.0, 1.0] and np.isnan(corrected[1])
+    assert stats.holm([]).tolist() == []
 
 
 def test_runs_of_which_none_is_at_its_own_settings_have_no_verdict(tmp_path):
