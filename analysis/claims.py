@@ -4,7 +4,7 @@ Exploring seeds decide whether the premise holds, confirming seeds decide the co
 explore; in a panel that has a second round, all seeds before it do. A positive gain agrees with the claim.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -133,13 +133,21 @@ def _compared(part: Results, which: str, rounds: int) -> pd.DataFrame:
         return table[COLUMNS]
     together = table["planned"] * (which == "confirming")  # what was planned later has a family of its own
     for _, family in table[table["planned"] > 0].groupby(["kind", together]):
-        # planned tests that are still open may end with any p: at 1 the others' are largest, and at 0 smallest, as if
-        # these tests were not in the family
-        table.loc[family.index, "p_holm"] = holm(family["p"].where(family["complete"], 1.0).astype(float))
-        table.loc[family.index, "p_least"] = holm(family["p"].where(family["complete"]).astype(float))
+        table.loc[family.index, ["p_holm", "p_least"]] = np.transpose(
+            corrected(family["p"], family["complete"])
+        )
     table.loc[~table["complete"].astype(bool), ["gain", "low", "high", "p", "p_holm"]] = np.nan
     table["verdict"] = [verdict(row) for row in table.to_dict("records")]
     return table[COLUMNS]
+
+
+def corrected(p: Sequence[float], complete: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the p-values of a family after Holm's correction, the largest and the smallest that they can be.
+
+    An open test may end with any p: at 1 those of the others are largest, and at 0 smallest, as if it were not there.
+    """
+    p, complete = np.array(p, dtype=float), np.array(complete, dtype=bool)
+    return holm(np.where(complete, p, 1.0)), holm(np.where(complete, p, np.nan))
 
 
 def verdict(row: Mapping[str, Any]) -> str:

@@ -22,14 +22,8 @@ from analysis.stats import estimate
 from fire_core.files import write_atomic
 
 ROOT = RESULTS.parents[1]
-DOCUMENTS = [
-    "README.md",
-    "REPRODUCED.md",
-    "docs/findings.md",
-    "docs/studies.md",
-    "docs/concepts/statistics.md",
-]
-DOCUMENTS += ["docs/how-to/batch_norm.md", "docs/how-to/try_before_you_treat.md"]
+PAGES = ("findings", "studies", "concepts/statistics", "how-to/batch_norm", "how-to/try_before_you_treat")
+DOCUMENTS = ["README.md", "REPRODUCED.md", *(f"docs/{page}.md" for page in PAGES)]
 GAINS = {names.panel(name): (name, "medium") for name in studies.GAINS}
 EXPLORED = ("fire", "rescale", "shrink_perturb", "full_reset", "plasticity_injection")
 # experiments in README.md's table, each with the size that is shown

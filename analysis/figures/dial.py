@@ -9,7 +9,7 @@ import pandas as pd
 from analysis import claims, estimates, measures, names, plot
 from analysis.rendering import difference_text, p_text, spread
 from analysis.runs import SETTING, Results, merged
-from analysis.stats import estimate, holm
+from analysis.stats import estimate
 
 PANELS = ("fig2a_cifar10_resnet18", "fig2a_tiny_imagenet_vgg16", "fig3_60k", "random_label")
 FRESH, CONTROLLED = range(16, 26), range(6, 16)  # seeds of the cap and of the controls
@@ -95,8 +95,8 @@ def tested(part: Results, pairs: list[tuple[str, str]], seeds: range, results: R
     found = [estimate(claims.gains(ends, *pair, measure)) for pair in pairs]
     about = {"kind": "claims", "premise": claims.premise(results.select(**part.first[SETTING])).holds}
     done, rows = [each.n == len(seeds) for each in found], []
-    most, least = (holm([each.p if ok else p for each, ok in zip(found, done)]) for p in (1.0, math.nan))
-    for pair, (gain, low, high, _, n), p, p_least in zip(pairs, found, most, least):
+    corrected = claims.corrected([each.p for each in found], done)
+    for pair, (gain, low, high, _, n), p, p_least in zip(pairs, found, *corrected):
         told = about | {"complete": n == len(seeds), "gain": gain, "p_holm": p, "p_least": p_least}
         claim = " > ".join(names.look(part.methods.get(m, m), labels.get(m)).name for m in pair)
         row = {"panel": names.panel(part.first["experiment"]), "claim": claim}
