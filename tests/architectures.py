@@ -3,8 +3,11 @@
 python -m tests.architectures prints the page.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -64,6 +67,14 @@ def shortened(name: str) -> nn.Module:
             numbered = type(module) is nn.ModuleList
             module._modules = {str(i) if numbered else key: child for i, (key, child) in enumerate(kept)}
     return model
+
+
+@contextmanager
+def without_initialisation() -> Iterator[None]:
+    """Build modules whose parameters have no values yet, which is fast."""
+    names = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
+    with patch.multiple(nn.init, **{name: lambda tensor, *arguments, **settings: tensor for name in names}):
+        yield
 
 
 SIZES = {
