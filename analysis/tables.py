@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import claims, estimates, measures, names, paper, rendering, trial_evidence
-from analysis.figures import CAPTIONS, dial, fig5, forest, studies
+from analysis.figures import CAPTIONS, dial, fig5, forest, studies, timing
 from analysis.measures import digits
 from analysis.rendering import column, difference_text, gain_text, markdown, number, short, spread
 from analysis.runs import RESULTS, SIZES, Results, at_largest_size, at_most, load_exported, settings
@@ -390,6 +390,7 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "gains": lambda material: minus_none(estimates.gains(material.frame), GAINS, studies.PARTS),
     "exploratory": lambda material: minus_none(material.frame, names.NAMES["exploratory"], EXPLORED),
     "dial": lambda _: dial.table(settings(load_exported(RESULTS / "dial"))),
+    "timing": lambda material: timing.table(material.parts("mistiming*", "gradual*", *timing.BASES.values())),
     "cap": lambda material: dial.confirmed(settings(load_exported(RESULTS / "dial")), material.results),
 }
 TABLES |= {

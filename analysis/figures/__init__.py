@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from analysis import paper, trial_evidence
-from analysis.figures import curves, dial, fig5, forest, studies
+from analysis.figures import curves, dial, fig5, forest, studies, timing
 from analysis.plot import BAND, PREMISE
 
 TEXTS = yaml.safe_load(Path(__file__).with_name("captions.yaml").read_text(encoding="utf-8"))
@@ -35,6 +35,7 @@ FIGURES = {
     "scaling": Drawing(studies.draw_scaling, ("scaling_warm_start*",)),
     "layers": Drawing(studies.draw_layers, ("sensitivity_*",)),
     "dial": Drawing(dial.draw, dial.PANELS),
+    "timing": Drawing(timing.draw, ("mistiming*", "gradual*", *timing.BASES.values())),
     "trial": Drawing(trial_evidence.draw, trial_evidence.PATTERNS),
     "readme": Drawing(curves.draw_readme, ("random_label",)),
 }

@@ -12,7 +12,7 @@ from synthetic_runs import boundary_report, write_run, write_runs
 
 from analysis import __main__ as command
 from analysis import estimates, measures, names, paper, plot, sweep_report
-from analysis.figures import curves, dial, fig5, studies
+from analysis.figures import curves, dial, fig5, studies, timing
 from analysis.notebooks import __main__ as notebooks
 from analysis.runs import RESULTS, at_most, load, settings
 from analysis.tables import TABLES, Material
@@ -181,6 +181,25 @@ def test_the_dial_shows_the_gain_at_each_width_with_the_seeds_that_turned_it(tmp
     sides = ["0.667 to 1.5", "at most 0.5", "at most 2", "at least 0.25"]
     assert table["setting"].tolist() == ["FIRE", "FIRE exact", "rescale", *sides]
     assert set(table["seeds"]) == {2}
+
+
+def test_timing_shows_each_share_of_a_phase(tmp_path):
+    """A phase takes 100 steps; with a shift, the difference is from `none` with the same shift."""
+    write_runs(tmp_path, "fig2a_cifar10_resnet18", {"none": 0.5, "fire": 0.7, "rescale": 0.9})
+    mistimed = {"fire-trigger.first=90": 0.6, "fire-trigger.first=150": 0.65}
+    write_runs(tmp_path, "mistiming_resnet18", mistimed, [1])
+    for label, level in {"none-gradual": 0.6, "fire-gradual": 0.55}.items():
+        write_runs(tmp_path, "gradual_resnet18", {label: level}, overrides=["gradual=0.5"])
+    parts = settings(load(tmp_path))
+    table = timing.table(parts).set_index(["study", "method"])
+    cells = table.map(lambda text: text.split()[0] if isinstance(text, str) else text)
+    assert cells.loc[("gradual", "none (continue)"), [0.0, 0.5]].tolist() == ["0.5015", "0.6015"]
+    assert cells.loc[("gradual", "FIRE minus none"), [0.0, 0.5]].tolist() == ["+0.2000", "-0.0500"]
+    mistimed = cells.loc[("mistiming", "FIRE minus none")]
+    assert mistimed[["seeds", -0.1, 0.0, 0.5]].tolist() == [1, "+0.1000", "+0.2000", "+0.1500"]
+    _, mistimed = timing.draw(parts).axes
+    (fire,) = (line for line in mistimed.lines if line.get_label() == "FIRE")
+    assert fire.get_ydata().round(3).tolist() == [0.601, 0.701, 0.651]
 
 
 def write_scattered(root, fresh, levels, scattered):

@@ -87,10 +87,11 @@ def test_a_class_whose_rows_no_table_can_tell_stays_out() -> None:
     assert [target.parameter for target in table.unclear] == ["0.conv.weight"]
 
 
-# with v at zero, these depend on q or k for reasons of their own
+# with v or up at zero, these depend on q, k or the gate for reasons of their own
 ON_THEIR_OWN = {
     "coat": "a convolution of v has a bias and is multiplied by q",
     "davit": "in attention over channels, q is what the values are to others",
+    "mambaout": "a convolution of one part of up has a bias and is multiplied by the gate",
     "mvitv2": "pooled q is added to the output",
 }
 
