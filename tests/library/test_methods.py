@@ -10,13 +10,10 @@ from torch import nn
 
 from fire_core import UserError, attach, fire
 from fire_core.methods import available, create, table
-from fire_core.methods._units import gradient_scores
 from fire_core.methods.fire import Projection
 from fire_core.methods.plasticity_injection import inject
 from fire_core.methods.spectral_clip import spectral_clip
 from fire_core.state import snapshot
-from fire_core.units import find_unit_layers
-from rl.sac.network import Critics
 from tests.polar_cases import gaussian
 from tests.tiny_nets import Net, beginning, replica, state_of, untouched
 
@@ -43,10 +40,9 @@ def test_shrink_perturb_replaces_nan_and_takes_a_rule():
     assert {row.name: row.action for row in report.rows}["net.2.weight"] == "skipped"
 
 
-@pytest.mark.parametrize("name", ["fire", "rescale"])
-def test_rules_that_overlap_are_refused_before_anything_changes(name):
+def test_rules_that_overlap_are_refused_before_anything_changes():
     net, state = small_state()
-    method = create(name, targets="all", reset="2")
+    method = create("rescale", targets="all", reset="2")
     for act in (method.check, method.boundary):
         with untouched(net), pytest.raises(UserError, match=r"2\.weight"):
             act(state)
@@ -77,7 +73,7 @@ def test_min_norm_leaves_small_matrices_alone_and_is_told(name):
     assert report.changed == {"net.0.weight"} and "below min_norm=0.01" in reason
 
 
-@pytest.mark.parametrize("name", ["fire", "fire_exact", "fire_all", "interpolate"])
+@pytest.mark.parametrize("name", ["fire", "interpolate"])
 def test_variance_factor_is_the_share_of_the_initial_mean_square(name):
     net, state = small_state()
     start = state.initial["net"]["0.weight"]
@@ -87,15 +83,11 @@ def test_variance_factor_is_the_share_of_the_initial_mean_square(name):
 
 def test_fire_muon_projects_at_a_boundary_and_trains_with_muon():
     net, state = small_state()
-    default = torch.optim.Adam(net.parameters(), lr=1e-3)
     method = create("fire_muon", iterations=7, projected="no_head")
-    treatment = attach(method, net, default)
-    assert treatment.optimizer is default
-    report = treatment.boundary(1)
-    assert report.changed == {"net.0.weight"}
+    treatment = attach(method, net, torch.optim.Adam(net.parameters(), lr=1e-3))
+    assert treatment.boundary(1).changed == {"net.0.weight"}
     assert torch.equal(net[0].weight, weight_after("fire", iterations=7, targets="no_head"))
-    groups = treatment.optimizer.param_groups
-    assert [g["lr"] for g in groups if net[0].weight in set(g["params"])] == [pytest.approx(1e-2)]
+    assert "momentum" in treatment.optimizer.param_groups[0]
     with pytest.raises(UserError, match="'nowhere' matches nothing"):
         create("fire_muon", projected="nowhere").check(state)
 
@@ -142,7 +134,7 @@ def taps(weight: torch.Tensor) -> torch.Tensor:
     return weight.flatten(2).movedim(2, 0) if weight.ndim == 4 else weight[None]
 
 
-INTERVALS = [(0.5, 2.0), (0.0, 1.0), (0.9, math.inf), (0.3, 0.3), (1.0, 1.0), (0.0, math.inf), (0.0, 1e4)]
+INTERVALS = [(0.5, 2.0), (0.0, 1.0), (0.9, math.inf), (0.3, 0.3), (1.0, 1.0), (0.0, math.inf)]
 
 
 @pytest.mark.parametrize("unit", ["scale", "absolute"])
@@ -219,18 +211,6 @@ def test_the_rate_rises_again_and_the_loop_keeps_its_own():
     assert step(again) == pytest.approx([0.05])
 
 
-def test_gradient_scores_of_a_stack_leave_out_its_biases():
-    """The two critics of SAC are one stack of layers, with a row of biases for each."""
-    critics = Critics(3, 2, 8, 1)
-    inputs = torch.ones(4, 3), torch.ones(4, 2)
-    layers, _ = find_unit_layers(critics, inputs)
-    critics(*inputs).square().sum().backward()
-    for layer in layers:
-        means = critics.get_submodule(layer.name).weight.grad.abs().mean(dim=-1).flatten()
-        torch.testing.assert_close(gradient_scores(critics, layer), means / (means.mean() + 1e-8))
-    assert layers
-
-
 def test_the_page_has_the_table_of_the_classes():
     """Update it with `fire-core methods --markdown`."""
     page = Path(__file__).resolve().parents[2] / "docs/concepts/methods.md"
@@ -266,12 +246,15 @@ def test_a_tied_head_leaves_the_embedding_in_training():
     assert net["head"](input=torch.ones(1, 4)).shape == (1, 3)
 
 
-def test_a_compiled_net_is_injected_as_a_bare_one_and_a_replica_is_refused():
-    _, net, _ = trained_state()
+def test_a_compiled_net_is_injected_with_each_output_of_its_head_and_a_replica_is_refused():
+    pair = Net(lambda net, x: (net.mean(x), net.spread(x)), mean=nn.Linear(3, 2), spread=nn.Linear(3, 2))
+    net, x = nn.ModuleDict({"head": pair}), torch.randn(5, 3)
+    before = net.head(x)
     with pytest.raises(UserError, match="wrap the net afterwards"):
         inject(replica(net), net.state_dict())
     report = inject(torch.compile(net), net.state_dict())
     assert report.changed == {f"head.new.{name}" for name, _ in net.head.new.named_parameters()}
+    torch.testing.assert_close(net.head(x), before)
 
 
 def test_predictions_do_not_change_and_only_the_new_head_and_the_encoder_learn():
@@ -311,11 +294,3 @@ def test_a_rebuilt_net_takes_the_checkpoint_of_an_injected_one(boundaries, first
     x = torch.randn(4, 3)
     assert torch.equal(fresh(x), net(x))
     assert [p.requires_grad for p in fresh.parameters()] == [p.requires_grad for p in net.parameters()]
-
-
-def test_heads_with_two_outputs_are_combined_entry_by_entry():
-    pair = Net(lambda net, x: (net.mean(x), net.spread(x)), mean=nn.Linear(3, 2), spread=nn.Linear(3, 2))
-    net, x = nn.ModuleDict({"head": pair}), torch.randn(5, 3)
-    before = net.head(x)
-    create("plasticity_injection").boundary(state_of(net))
-    torch.testing.assert_close(net.head(x), before)

@@ -137,15 +137,6 @@ def test_continual_backprop_by_hand():
     assert hooks(net) == 0
 
 
-def test_continual_backprop_gathers_no_quota_before_a_unit_is_mature():
-    """asi 370: otherwise many units go at once when the first ones are."""
-    _, method, _, steps = started("cbp", replacement_rate=0.3, maturity=10)
-    steps(10)
-    assert float(method.memory["net"]["0"]["due"]) == 0.0
-    steps(1)
-    assert float(method.memory["net"]["0"]["due"]) == pytest.approx(0.9) and method.counts["recycled"] == 0
-
-
 def test_continual_backprop_compares_utilities_that_are_corrected_for_age():
     """asi 2343: a young unit's average has not grown yet, which is no reason to replace it."""
     method = create("cbp", replacement_rate=0.5, maturity=0, decay=0.9)

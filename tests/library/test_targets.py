@@ -35,17 +35,20 @@ def names(model: nn.Module, rule: object = "all") -> list[str]:
     return [target.name for target in find_targets(model, rule).included]
 
 
-@pytest.mark.parametrize("layer, kernel", [(nn.Conv1d, (3,)), (nn.Conv2d, (3, 2)), (nn.Conv3d, (2, 1, 3))])
+KERNELS = [(nn.Conv1d, (3,)), (nn.Conv2d, (3, 2)), (nn.Conv3d, (2, 1, 3)), (nn.ConvTranspose1d, (2,))]
+
+
+@pytest.mark.parametrize("layer, kernel", KERNELS)
 def test_each_tap_of_a_convolution_is_a_view_with_the_published_scale(layer: type, kernel: tuple) -> None:
     model = nn.Sequential(layer(2, 8, kernel))
     chosen = find_targets(model).included
     assert len(chosen) == math.prod(kernel)
     last = chosen[-1]
     assert last.name == f"0.weight[{','.join(str(k - 1) for k in kernel)}]"
-    assert last.scale == pytest.approx(math.sqrt(8 / 2) / math.prod(kernel))
+    assert last.shape == (8, 2) and last.scale == pytest.approx(math.sqrt(8 / 2) / math.prod(kernel))
     with torch.no_grad():
         last.matrix(model).fill_(7.0)
-    weight = model[0].weight.reshape(8, 2, -1)
+    weight = model[0].weight.flatten(2)
     assert (weight[:, :, -1] == 7).all() and not (weight[:, :, :-1] == 7).any()
 
 
@@ -56,24 +59,6 @@ def test_matrices_of_groups_are_the_maps_of_the_groups(layer: type) -> None:
     x = torch.randn(1, 4, 1, 1)
     expected = torch.cat([first @ x[0, :2, 0, 0], second @ x[0, 2:, 0, 0]])
     assert torch.allclose(model(x)[0, :, 0, 0], expected, atol=1e-6)
-
-
-def test_transposed_convolutions_give_out_by_in() -> None:
-    model = mixed()
-    target = by_name(find_targets(model))["up.weight[1]"]
-    assert target.shape == (4, 6) and torch.equal(target.matrix(model), model.up.weight[:, :, 1].T)
-    target.write(model, torch.arange(24.0).reshape(4, 6))
-    assert model.up.weight[5, 3, 1] == 23.0
-
-
-def test_tied_embedding_appears_once_through_the_linear() -> None:
-    model = mixed()
-    table = find_targets(model)
-    (head,) = [t for t in table if t.parameter == "tokens.weight"]
-    assert (head.name, head.role, head.scale) == ("head.weight", "head", pytest.approx(math.sqrt(10 / 4)))
-    assert head.included and head.tied
-    assert not by_name(table)["positions.weight"].included
-    assert all(target.parameter in dict(model.named_parameters()) for target in table)
 
 
 def test_fused_layers_are_split_as_declared_or_as_torch_has_them() -> None:
@@ -136,9 +121,6 @@ def test_match_parameters_gives_whole_layers() -> None:
     layers = {"linear": "23", "3.weight": "3", "1": "1", "conv,head": "03", "linear,-head": "2"}
     for rule, found in layers.items():
         assert match_parameters(model, rule) == [f"{i}.{kind}" for i in found for kind in ("weight", "bias")]
-    assert match_parameters(model, ["conv", "head"]) == match_parameters(model, "conv,head")
-    with pytest.raises(UserError, match="matches nothing"):
-        match_parameters(model, "fc9")
 
 
 def test_reparametrised_layers_stay_out_and_keep_their_state() -> None:
@@ -153,11 +135,8 @@ def test_reparametrised_layers_stay_out_and_keep_their_state() -> None:
 
 
 def test_a_model_that_says_it_has_no_head_has_none() -> None:
-    class Headless(nn.Sequential):
-        def get_classifier(self) -> nn.Module:
-            return self[2]
-
-    model = Headless(nn.Linear(4, 4), nn.Linear(4, 4), nn.Identity())
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Identity())
+    model.get_classifier = lambda: model[2]
     assert names(model, "no_head") == ["0.weight", "1.weight"]
     model[2] = nn.Linear(4, 2)
     assert names(model, "head") == ["2.weight"]
@@ -172,13 +151,10 @@ class Quantised(torch.Tensor):
     def __new__(cls, values: torch.Tensor) -> "Quantised":
         return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=torch.float32)
 
-    def __init__(self, values: torch.Tensor) -> None:
-        self.values = values
-
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
-            return cls(args[0].values)
+            return cls(args[0])
         raise NotImplementedError(function)
 
 
@@ -219,9 +195,7 @@ def test_what_is_in(model: nn.Module, rule: str, expected: str) -> None:
 
 ELSEWHERE = nn.Linear(3, 2)
 ELSEWHERE.weight.ds_shape = (5, 3)  # ZeRO stage 3 keeps its values on another rank
-REPEATED = nn.ModuleDict({"blocks": nn.ModuleList(nn.Sequential(nn.Linear(4, 4)) for _ in range(2))})
 NOTHING = [  # model, rule, and what the error says
-    (mixed(), "", "targets='' is not a rule"),
     (mixed(), "heat", "nearest: head"),
     (mixed(), "depthwise", "which is out: depthwise"),
     (nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2)), "0.weight", "frozen"),
@@ -229,7 +203,6 @@ NOTHING = [  # model, rule, and what the error says
     (mixed(), lambda target: False, "no matrix"),
     (mixed(), ["head", 0], r"targets=\['head', 0\] is not a rule"),
     (ELSEWHERE, "all", "ZeRO stage 3"),
-    (REPEATED, "head", "which they are is not known"),
 ]
 
 

@@ -33,13 +33,9 @@ def logits(model: nn.Module) -> Tensor:
 
 
 GATED_QUERY = {"num_experts": 0, "layer_types": ["full_attention"]}
-FALCON = {"new_decoder_architecture": True, "num_kv_heads": 2, "head_dim": ...}
 INTERLEAVED = {  # their fused layers lie in an order of their own
-    "gpt_bigcode": ("attn.c_attn", {"multi_query": False}),
     "gpt_neox": ("attention.query_key_value", {}),
-    "codegen": ("attn.qkv_proj", {}),
-    "falcon": ("self_attention.query_key_value", FALCON),
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text"), ("self_attn.q_proj", GATED_QUERY)),
+    "qwen3_next": ("self_attn.q_proj", GATED_QUERY),
     "mamba": ("mixer.in_proj", {"layer_types": ...}),
     "gpt_oss": ("mlp.experts.gate_up_proj", {}),
 }
@@ -54,7 +50,7 @@ def test_interleaved_layers_stay_out_with_a_reason(name: str) -> None:
     assert any(word in found.reason for word in ("not known", "interleaved", "may hold several matrices"))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mpt", "phi3", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "mpt", "phi3"])
 def test_q_k_and_v_rows_are_what_they_are_called(name: str) -> None:
     model = build(name)
     table = find_targets(model, "attention")
@@ -72,7 +68,6 @@ def test_q_k_and_v_rows_are_what_they_are_called(name: str) -> None:
 def test_expert_stacks_split_into_experts_and_halves() -> None:
     model = build("mixtral")
     experts = [t for t in find_targets(model).included if t.kind == "expert"]
-    assert Counter(t.shape for t in experts) == {(48, 32): 8, (32, 48): 4}
     gate = next(t for t in experts if t.name.endswith("[1,gate]"))
     stack = model.get_parameter(gate.parameter)
     assert torch.equal(gate.matrix(model), stack[1][:48])

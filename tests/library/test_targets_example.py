@@ -67,25 +67,19 @@ def short_convolution(net: Net, x: Tensor) -> Tensor:
     return net.out_proj((c * net.conv(b * values)[..., : x.shape[1]]).transpose(-1, -2))
 
 
-def conformer(net: Net, x: Tensor) -> Tensor:
-    x = nn.functional.glu(net.pointwise_conv1(x), dim=1)
-    return net.pointwise_conv2(nn.functional.silu(net.norm(net.depthwise_conv(x))))
+def swiglu(net: Net, x: Tensor) -> Tensor:
+    """DINOv2."""
+    gate, up = net.w12(x).chunk(2, dim=-1)
+    return net.w3(nn.functional.silu(gate) * up)
 
 
 def swiglu_net() -> Net:
-    """DINOv2."""
-
-    def forward(net: Net, x: Tensor) -> Tensor:
-        gate, up = net.w12(x).chunk(2, dim=-1)
-        return net.w3(nn.functional.silu(gate) * up)
-
-    return Net(forward, w12=nn.Linear(32, 96), w3=nn.Linear(48, 32))
+    return Net(swiglu, w12=nn.Linear(32, 96), w3=nn.Linear(48, 32))
 
 
-def geglu(net: Net, x: Tensor) -> Tensor:
+def glu(net: Net, x: Tensor) -> Tensor:
     """diffusers: the layer stands in a module of its own, its reader elsewhere."""
-    up, gate = net.proj(x).chunk(2, dim=-1)
-    return up * nn.functional.gelu(gate)
+    return nn.functional.glu(net.proj(x), dim=1)
 
 
 def by_head(width: int, parts: int, heads: int = 4) -> list[list[int]]:
@@ -104,15 +98,11 @@ FUSED = {  # net, its example, the fused weight, and the rows of its matrices
                                 v_proj=nn.Linear(32, 32), o_proj=nn.Linear(32, 32)),
                     (2, 5, 32), "q_proj.weight", by_head(8, 2)),
     "w12": (swiglu_net, (3, 32), "w12.weight", by_head(48, 2, heads=1)),
-    "geglu": (lambda: nn.Sequential(Net(geglu, proj=nn.Linear(32, 96)), nn.Dropout(0.0), nn.Linear(48, 32)),
-              (3, 32), "0.proj.weight", by_head(48, 2, heads=1)),
+    "glu": (lambda: nn.Sequential(Net(glu, proj=nn.Conv1d(16, 32, 1)), nn.Dropout(0.0), nn.Conv1d(16, 16, 1)),
+            (2, 16, 9), "0.proj.weight", by_head(16, 2, heads=1)),
     "short convolution": (lambda: Net(short_convolution, in_proj=nn.Linear(16, 48), out_proj=nn.Linear(16, 16),
                                       conv=nn.Conv1d(16, 16, 3, groups=16, padding=2)),
                           (2, 7, 16), "in_proj.weight", by_head(16, 3, heads=1)),
-    "conformer": (lambda: Net(conformer, pointwise_conv1=nn.Conv1d(16, 32, 1),
-                              depthwise_conv=nn.Conv1d(16, 16, 3, padding=1, groups=16), norm=nn.BatchNorm1d(16),
-                              pointwise_conv2=nn.Conv1d(16, 16, 1)),
-                  (2, 16, 9), "pointwise_conv1.weight", by_head(16, 2, heads=1)),
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from torch.nn.functional import silu
 
 from fire_core import UserError
 from fire_core.measure.dormancy import dormancy, relative_to_layer
+from fire_core.methods._units import gradient_scores
 from fire_core.units import LAWS, draw, find_unit_layers, incoming, outgoing, recycle
 from tests.tiny_nets import Net, hooks
 
@@ -47,6 +48,9 @@ def test_entries_are_read_and_written_unit_by_unit():
     net = nn.Sequential(stacked(2, 3, 4), nn.ReLU(), stacked(2, 4, 1))
     (layer,), _ = find_unit_layers(net, torch.randn(2, 5, 3))
     assert layer.units == 8 and layer.outgoing == (("2", 1),)
+    net(torch.ones(2, 5, 3)).square().sum().backward()
+    means = net[0].weight.grad.abs().mean(dim=-1).flatten()
+    torch.testing.assert_close(gradient_scores(net, layer), means / (means.mean() + 1e-8))
     weight, bias = incoming(net, layer)
     (read,) = outgoing(net, layer)
     assert (weight.name, bias.name, read.name) == ("0.weight", "0.bias", "2.weight")
