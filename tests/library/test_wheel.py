@@ -5,6 +5,7 @@ import sys
 import sysconfig
 import tomllib
 import venv
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,8 @@ def output(*command: str | Path, folder: Path | None = None) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of packages of a new environment: the wheel of the library is installed, and what it requires."""
-    pytest.importorskip("setuptools", minversion="77")
-    folder = tmp_path_factory.mktemp("wheel")
+def environment(folder: Path) -> Path:
+    """A new environment in a folder: the wheel of the library is installed, and what it requires."""
     (source := folder / "source").mkdir()  # of links, so that the build leaves nothing behind
     for name in ("pyproject.toml", "LICENSE", "fire_core"):
         (source / name).symlink_to(ROOT / name)
@@ -60,24 +58,17 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # pip sees its own environment too, where the same version may be installed as a link to this folder
     alone = ("install", "--ignore-installed", "--no-deps", "--no-index")
     output(*pip, "--python", folder / "empty/bin/python", *alone, *folder.glob("fire_core-*.whl"))
-    return site
+    return folder / "empty"
 
 
-def run(site: Path, folder: Path, *arguments: str) -> str:
-    return output(site.parents[2] / "bin" / "python", "-I", *arguments, folder=folder)
-
-
-def test_the_wheel_imports_alone_and_fast(empty: Path, tmp_path: Path) -> None:
+def test_the_wheel_imports_alone_and_fast_and_so_does_its_command_line(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77")
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {version} (" in (ROOT / "CHANGELOG.md").read_text()
-    assert float(run(empty, tmp_path, "-c", CHECK, version)) < 2.0, (
-        "processor seconds beyond the import of torch"
-    )
-
-
-def test_without_other_packages_the_command_line_works(empty: Path, tmp_path: Path) -> None:
+    run = partial(output, environment(tmp_path) / "bin/python", "-I", folder=tmp_path)
+    assert float(run("-c", CHECK, version)) < 2.0, "processor seconds beyond the import of torch"
     save_file({"fc.weight": torch.randn(4, 4)}, tmp_path / "a.safetensors")
     for arguments in (["inspect", "a.safetensors"], ["apply", "a.safetensors", "b.safetensors"]):
-        run(empty, tmp_path, "-m", "fire_core", *arguments)
+        run("-m", "fire_core", *arguments)
     assert (tmp_path / "b.safetensors").exists()
