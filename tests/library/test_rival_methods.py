@@ -134,11 +134,9 @@ def test_continual_backprop_by_hand():
 def test_continual_backprop_compares_utilities_that_are_corrected_for_age():
     """asi 2343: a young unit's average has not grown yet, which is no reason to replace it."""
     net, method, *_ = started("cbp", replacement_rate=0.5, maturity=0, decay=0.9)
-    memory = method.memory["net"]["0"]
+    (layer,), memory = method.layers["net"], method.memory["net"]["0"]
     memory |= {"age": torch.tensor([100, 1, 100]), "utility": torch.tensor([0.5, 0.2, 0.9])}
-    chosen = method.choose(
-        net, *method.layers["net"], memory, torch.tensor([[0.5, 0.5, 0.9], [0.0, 0.0, 0.0]])
-    )
+    chosen = method.choose(net, layer, memory, torch.tensor([[0.5, 0.5, 0.9], [0.0, 0.0, 0.0]]))
     # unit 1: (0.9 0.2 + 0.1 2.0) / (1 - 0.81) = 2, although its average of 0.38 is the smallest
     assert memory["utility"].argmin() == 1 and chosen.tolist() == [0]
 
@@ -184,13 +182,10 @@ def test_snr_thresholds_are_percentiles_of_a_units_own_silences():
 
 def test_snr_over_eight_steps_by_hand():
     net, method, *_ = started("snr", percentile=0.5, update_every=4, longest=8)
-    memory, reset = method.memory["net"]["0"], []
+    (layer,), memory, reset = method.layers["net"], method.memory["net"]["0"], []
     for step in range(8):
         fires = torch.tensor([True, False, step % 2 == 1])  # always, never, every second step
-        reset += [
-            found.tolist()
-            for found in method.indices([method.choose(net, *method.layers["net"], memory, fires)])
-        ]
+        reset += [found.tolist() for found in method.indices([method.choose(net, layer, memory, fires)])]
         if step == 3:
             assert memory["tau"].tolist() == [1, 1, 1]
     # the silent unit goes at the first update, then at every step until its own record (1, 1, 1, 4) doubles tau

@@ -50,6 +50,8 @@ def test_each_tap_of_a_convolution_is_a_view_with_the_published_scale(layer: typ
         last.matrix(model).fill_(7.0)
     weight = model[0].weight.flatten(2)
     assert (weight[:, :, -1] == 7).all() and not (weight[:, :, :-1] == 7).any()
+    last.write(model, values := torch.arange(16.0).view(8, 2))
+    assert torch.equal(last.matrix(model), values)
 
 
 @pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
