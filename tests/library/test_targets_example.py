@@ -5,6 +5,8 @@ The layers are those of public bug reports, each with a forward pass in which th
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,14 @@ from fire_core import UserError, find_targets, fire
 from fire_core.targets.rows import trace_rows
 from tests.polar_cases import oracle
 from tests.tiny_nets import Net, untouched
+
+
+def legacy_attention(net: Net, x: Tensor) -> Tensor:
+    """guided-diffusion and LDM: heads are split before q, k and v, as the released weights have it."""
+    batch, channels, time = x.shape
+    q, k, v = net.qkv(x).reshape(4 * batch, 3 * channels // 4, time).split(channels // 4, dim=1)
+    scores = torch.softmax(torch.einsum("bct,bcs->bts", q, k) / math.sqrt(channels // 4), dim=-1)
+    return x + net.proj_out(torch.einsum("bts,bcs->bct", scores, v).reshape(batch, channels, time))
 
 
 def loop_over_heads(net: Net, x: Tensor) -> Tensor:
@@ -57,9 +67,25 @@ def short_convolution(net: Net, x: Tensor) -> Tensor:
     return net.out_proj((c * net.conv(b * values)[..., : x.shape[1]]).transpose(-1, -2))
 
 
-def glu(net: Net, x: Tensor) -> Tensor:
+def conformer(net: Net, x: Tensor) -> Tensor:
+    x = nn.functional.glu(net.pointwise_conv1(x), dim=1)
+    return net.pointwise_conv2(nn.functional.silu(net.norm(net.depthwise_conv(x))))
+
+
+def swiglu_net() -> Net:
+    """DINOv2."""
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        gate, up = net.w12(x).chunk(2, dim=-1)
+        return net.w3(nn.functional.silu(gate) * up)
+
+    return Net(forward, w12=nn.Linear(32, 96), w3=nn.Linear(48, 32))
+
+
+def geglu(net: Net, x: Tensor) -> Tensor:
     """diffusers: the layer stands in a module of its own, its reader elsewhere."""
-    return nn.functional.glu(net.proj(x), dim=1)
+    up, gate = net.proj(x).chunk(2, dim=-1)
+    return up * nn.functional.gelu(gate)
 
 
 def by_head(width: int, parts: int, heads: int = 4) -> list[list[int]]:
@@ -68,6 +94,8 @@ def by_head(width: int, parts: int, heads: int = 4) -> list[list[int]]:
 
 
 FUSED = {  # net, its example, the fused weight, and the rows of its matrices
+    "legacy": (lambda: Net(legacy_attention, qkv=nn.Conv1d(32, 96, 1), proj_out=nn.Conv1d(32, 32, 1)),
+               (2, 32, 5), "qkv.weight", by_head(8, 3)),
     "loop": (lambda: Net(loop_over_heads, qkv=nn.Linear(32, 96), out=nn.Linear(32, 32)),
              (2, 5, 32), "qkv.weight", by_head(8, 3)),
     "grouped": (grouped_heads, (2, 5, 64), "wqkv.weight",
@@ -75,11 +103,16 @@ FUSED = {  # net, its example, the fused weight, and the rows of its matrices
     "gated query": (lambda: Net(gated_query, q_proj=nn.Linear(32, 64), k_proj=nn.Linear(32, 32),
                                 v_proj=nn.Linear(32, 32), o_proj=nn.Linear(32, 32)),
                     (2, 5, 32), "q_proj.weight", by_head(8, 2)),
-    "glu": (lambda: nn.Sequential(Net(glu, proj=nn.Conv1d(16, 32, 1)), nn.Dropout(0.0), nn.Conv1d(16, 16, 1)),
-            (2, 16, 9), "0.proj.weight", by_head(16, 2, heads=1)),
+    "w12": (swiglu_net, (3, 32), "w12.weight", by_head(48, 2, heads=1)),
+    "geglu": (lambda: nn.Sequential(Net(geglu, proj=nn.Linear(32, 96)), nn.Dropout(0.0), nn.Linear(48, 32)),
+              (3, 32), "0.proj.weight", by_head(48, 2, heads=1)),
     "short convolution": (lambda: Net(short_convolution, in_proj=nn.Linear(16, 48), out_proj=nn.Linear(16, 16),
                                       conv=nn.Conv1d(16, 16, 3, groups=16, padding=2)),
                           (2, 7, 16), "in_proj.weight", by_head(16, 3, heads=1)),
+    "conformer": (lambda: Net(conformer, pointwise_conv1=nn.Conv1d(16, 32, 1),
+                              depthwise_conv=nn.Conv1d(16, 16, 3, padding=1, groups=16), norm=nn.BatchNorm1d(16),
+                              pointwise_conv2=nn.Conv1d(16, 16, 1)),
+                  (2, 16, 9), "pointwise_conv1.weight", by_head(16, 2, heads=1)),
 }  # fmt: skip
 
 
@@ -107,10 +140,13 @@ def test_a_fused_weight_stays_out_and_an_example_cuts_it(kind: str) -> None:
 
 def test_the_report_says_what_is_left_out_and_which_share_was_treated() -> None:
     """An official Muon treats 2,048 of 11.2 M parameters of a ResNet-18, and nobody notices (WatChMaL 108)."""
-    model = nn.ModuleDict({"w12": nn.Linear(32, 96), "w3": nn.Linear(48, 32), "head": nn.Linear(32, 4)})
+    model = nn.Sequential(swiglu_net(), nn.Linear(32, 4))
     report = fire(model)
-    assert report.share == (32 * 48 + 32 * 4) / sum(p.numel() for p in model.parameters())
-    assert str(report).endswith("1 of 3 weights left out: w12.weight")
+    whole = sum(p.numel() for p in model.parameters())
+    assert report.share == (32 * 48 + 32 * 4) / whole
+    assert str(report).endswith("1 of 3 weights left out: 0.w12.weight")
+    assert f"{report.share:.1%} of {whole:,} parameters" in str(report)
+    assert {row.parameter: row.action for row in report.rows}["0.w12.weight"] == "left out"
 
 
 @pytest.mark.parametrize("name", "wqkv linear_qkv qkv_fused attn qkv_layer W_pack in_proj Wqkv qkv".split())  # noqa: SIM905
