@@ -2,16 +2,13 @@
 
 import copy
 import math
-import sys
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import fire_core
 from fire_core import UserError, find_targets, fire, project_, reset_optimizer_state
 from fire_core.engine import Treated, treat_tensors
 from fire_core.measure.metrics import deviation_from_isometry
@@ -22,9 +19,8 @@ from vision.models import build
 
 IMAGES = {"channels": 3, "image_size": 32, "classes": 10}
 NETS = {
-    "resnet18": lambda: build("resnet18", **IMAGES),
-    "vit_tiny": lambda: build("vit_tiny", **IMAGES),
-    "vgg16": lambda: build("vgg16", **IMAGES | {"width": 32, "image_size": 64}),
+    "resnet18": lambda: build("resnet18", **IMAGES, width=8),
+    "vit_tiny": lambda: build("vit_tiny", **IMAGES, width=24, depth=1, heads=2),
     "gpt": lambda: Decoder(Shape(layers=1, heads=2, width=16, block=8, vocabulary=40)),
 }
 
@@ -102,19 +98,13 @@ def two_layers() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
 
 
-@pytest.mark.parametrize("wrong", ["nan", "error"])
-def test_a_failure_in_the_second_stack_leaves_the_model_alone(wrong):
+def test_a_failure_in_the_second_stack_leaves_the_model_alone():
     net = two_layers()
 
     def treat(stack, group):
-        if group[0].name == "0.weight":
-            return Treated(stack / 2)
-        if wrong == "error":
-            raise torch.OutOfMemoryError("no memory left")
-        return Treated(stack * float("nan"))
+        return Treated(stack / 2 if group[0].name == "0.weight" else stack * math.nan)
 
-    message = {"nan": r"NaN.*1\.weight", "error": "no memory"}[wrong]
-    with untouched(net), pytest.raises((UserError, torch.OutOfMemoryError), match=message):
+    with untouched(net), pytest.raises(UserError, match=r"NaN.*1\.weight"):
         treat_tensors(dict(net.named_parameters()), find_targets(net), treat, action="halved")
 
 
@@ -128,9 +118,7 @@ def test_a_report_keeps_no_matrix_alive():
         return Treated(stack / 2)
 
     report = treat_tensors(dict(net.named_parameters()), find_targets(net), treat, action="halved")
-    assert len(kept) == 2 and not any(reference() is not None for reference in kept)
-    net[0].weight.data.zero_()
-    assert report.rows[0].norm_after == pytest.approx(report.rows[0].norm_before / 2)
+    assert report.changed and len(kept) == 2 and not any(reference() is not None for reference in kept)
 
 
 REASONS = {0.0: "all-zero matrix", 1e-6: "norm 1e-06 is below min_norm=0.001", math.nan: "", math.inf: ""}
@@ -166,11 +154,9 @@ def test_initial_scale_gives_back_the_starting_norm():
     fire(net, solver="exact", scale="initial", initial=start)
     expected = plain[0].weight * start["0.weight"].norm() / plain[0].weight.norm()
     torch.testing.assert_close(net[0].weight, expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(UserError, match="scale='initial' needs the starting weights"):
-        fire(net, scale="initial")
-    lacking = {"0.weight": start["0.weight"]}
-    for bad in (lacking, *(start | {"1.weight": torch.full((3, 6), value)} for value in (0.0, torch.nan))):
-        with untouched(net), pytest.raises(UserError, match=r"1\.weight"):
+    wrong = [start | {"1.weight": torch.full((3, 6), value)} for value in (0.0, torch.nan)]
+    for bad in (None, {"0.weight": start["0.weight"]}, *wrong):
+        with untouched(net), pytest.raises(UserError, match=r"starting weights of .*[01]\.weight"):
             fire(net, scale="initial", initial=bad)
 
 
@@ -204,20 +190,3 @@ def test_tied_weights_are_treated_once_and_forgotten_together():
     buffer = torch.randn(8, 4)
     net[0].weight, net[1].weight = nn.Parameter(buffer[:4]), nn.Parameter(buffer[4:])
     assert len(fire(net).treated()) == 2
-
-
-def test_a_call_goes_through_few_functions():
-    """At most 45, in at most 7 files."""
-    root, called, net = str(Path(fire_core.__file__).parent), set(), two_layers()
-
-    def watch(frame, event, function):
-        if event == "call" and frame.f_code.co_filename.startswith(root):
-            called.add(frame.f_code)
-
-    sys.setprofile(watch)
-    try:
-        fire(net)
-    finally:
-        sys.setprofile(None)
-    functions = {(Path(c.co_filename).name, c.co_qualname) for c in called if "<" not in c.co_name}
-    assert len(functions) <= 45 and len({file for file, _ in functions}) <= 7, sorted(functions)

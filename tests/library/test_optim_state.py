@@ -3,20 +3,8 @@
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from fire_core import UserError, fire, reset_optimizer_state
-
-OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
-    "adam_fused": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
-    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
-}
-if hasattr(torch.optim, "Muon"):  # from torch 2.9 on
-    OPTIMIZERS["muon"] = lambda p: torch.optim.Muon([q for q in p if q.ndim == 2], lr=0.1)
-
 
 def train(net, optimizer, steps=3):
     inputs = torch.linspace(-1, 1, 32).sin().view(8, 4)
@@ -32,16 +20,6 @@ def trained(make):
     optimizer = make(list(net.parameters()))
     train(net, optimizer)
     return net, optimizer
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_keep_and_clear_changed(name):
-    net, optimizer = trained(OPTIMIZERS[name])
-    held, second = len(optimizer.state), torch.optim.SGD(net.parameters(), momentum=0.9)
-    second.step()
-    assert reset_optimizer_state({"a": optimizer}, "keep", [net.weight]) == 0 and len(optimizer.state) == held
-    assert reset_optimizer_state({"a": optimizer, "b": second}, "clear_changed", [net.weight]) == 2
-    assert net.weight not in optimizer.state and len(optimizer.state) == held - 1
 
 
 def test_float32_copies_of_half_precision_weights_are_not_missed():
@@ -175,7 +153,11 @@ class SharedCounter(Toy):
         k.add_(1)
 
 
-OTHERS = OPTIMIZERS | {
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "adam_fused": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
     "shared_counter": SharedCounter,
     "group_step": GroupStepAdam,
     "lookahead": lambda p: Lookahead(torch.optim.Adam(p, lr=0.1)),
@@ -185,20 +167,22 @@ OTHERS = OPTIMIZERS | {
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.3),
     "rprop": torch.optim.Rprop,
 }
+if hasattr(torch.optim, "Muon"):  # from torch 2.9 on
+    OPTIMIZERS["muon"] = lambda p: torch.optim.Muon([q for q in p if q.ndim == 2], lr=0.1)
 
 
 @pytest.mark.parametrize("policy", ["clear", "clear_changed"])
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_cleared_optimizer_steps_as_a_new_one(name, policy):
     """Its memory lies in its state, or elsewhere."""
-    net, optimizer = trained(OTHERS[name])
+    net, optimizer = trained(OPTIMIZERS[name])
     owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     with torch.no_grad():
         for parameter in owned:
             parameter.mul_(-2.0)
     twin = nn.Linear(4, 3)
     twin.load_state_dict(net.state_dict())
-    fresh = OTHERS[name](list(twin.parameters()))
+    fresh = OPTIMIZERS[name](list(twin.parameters()))
     assert reset_optimizer_state(optimizer, policy, owned) == (0 if name == "masters" else len(owned))
     assert all(p is q for p, q in zip(owned, (p for g in optimizer.param_groups for p in g["params"])))
     train(net, optimizer), train(twin, fresh)
@@ -207,7 +191,7 @@ def test_a_cleared_optimizer_steps_as_a_new_one(name, policy):
 
 @pytest.mark.parametrize("name", ["lookahead", "averaging", "masters"])
 def test_keep_does_not_bring_old_weights_back_through_copies(name):
-    net, optimizer = trained(OTHERS[name])
+    net, optimizer = trained(OPTIMIZERS[name])
     with torch.no_grad():
         net.weight.mul_(-2.0)
     new = net.weight.detach().clone()
@@ -269,22 +253,3 @@ def test_memory_that_parameters_share_is_forgotten_if_any_of_them_changed():
     optimizer = torch.optim.LBFGS(net.parameters())  # keeps its memory with the weight
     optimizer.step(lambda: net(torch.ones(2, 4)).square().sum())
     assert reset_optimizer_state(optimizer, "clear_changed", net.bias) == 1 and not optimizer.state
-
-
-def test_adams_counter_starts_again_under_fsdp2(tmp_path):
-    """torchtitan 4382."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/s", rank=0, world_size=1)
-    try:
-        net = nn.Sequential(nn.Linear(4, 3))
-        fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
-        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
-        train(net, optimizer, steps=2)
-        report = fire(net)
-        assert reset_optimizer_state(optimizer, "clear", report) == 2
-        train(net, optimizer, steps=1)
-        assert {float(state["step"]) for state in optimizer.state.values()} == {1.0}
-        assert reset_optimizer_state(optimizer, "clear_changed", report) == 1
-        train(net, optimizer, steps=1)
-        assert sorted(float(state["step"]) for state in optimizer.state.values()) == [1.0, 2.0]
-    finally:
-        torch.distributed.destroy_process_group()

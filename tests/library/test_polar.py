@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,9 +16,9 @@ from torch import Tensor
 
 from fire_core import UserError
 from fire_core.solvers import exact as polar_exact
-from fire_core.solvers import kernels, schedules
+from fire_core.solvers import kernels
 from fire_core.solvers.exact import solve_exact
-from fire_core.solvers.polar import STACK_BYTES, Polar, full_precision, polar, polynomial_steps
+from fire_core.solvers.polar import STACK_BYTES, Polar, full_precision, polar
 from tests.polar_cases import deviation, gaussian, oracle, relative_error, spread, with_spectrum
 
 
@@ -28,23 +27,6 @@ def test_exact_repairs_only_what_fails() -> None:
     together = polar(torch.cat([good, bad[None]]))
     assert torch.equal(together.factor[:3], polar(good).factor) and deviation(together.factor[3]) <= 1e-8
     assert together.iterations[3] > together.iterations[:3].max()
-
-
-@pytest.mark.parametrize("shape", [(64, 64), (40, 90), (90, 20), (1, 7)])
-def test_float64_input_gives_float64_accuracy(shape: tuple[int, int]) -> None:
-    matrix = gaussian(*shape).double()
-    factor = polar(matrix).factor
-    assert factor.dtype == torch.float64 and relative_error(factor, matrix) <= 1e-11
-
-
-def test_newton_schulz_acts_on_singular_values_alone() -> None:
-    """Hand-worked: diag(3, 4) / 5 after one step is diag(0.6 * 1.32, 0.8 * 1.18), and of diag(2, 1) / 2 diag(1, 0.6875)."""
-    diagonal = torch.diag(torch.tensor([2.0, 1.0]))
-    spectral = polar(diagonal, "newton_schulz", iterations=1, normalize="spectral")
-    torch.testing.assert_close(spectral.factor, torch.diag(torch.tensor([1.0, 0.6875])))
-    result = polar(torch.diag(torch.tensor([3.0, 4.0])), "newton_schulz", iterations=1)
-    torch.testing.assert_close(result.factor, torch.diag(torch.tensor([0.792, 0.944])))
-    assert math.isclose(float(result.residual), (1 - 0.792**2) ** 2 + (1 - 0.944**2) ** 2, rel_tol=1e-5)
 
 
 @pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
@@ -70,6 +52,8 @@ def test_type_strides_and_scales_do_not_matter() -> None:
         assert factor.dtype == torch.float32 and torch.equal(factor, polar(taps.to(dtype).float()).factor)
     matrices = gaussian(3, 24, 24) * torch.tensor([1e30, 1.0, 1e-30]).view(3, 1, 1)
     assert relative_error(polar(matrices).factor, matrices).max() <= 1e-4
+    double = polar(matrices.double()).factor
+    assert double.dtype == torch.float64 and relative_error(double, matrices).max() <= 1e-11
 
 
 @pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
@@ -89,7 +73,9 @@ def test_quintic_is_the_formula_of_muon() -> None:
     for _ in range(5):
         gram = x.T @ x
         x = 3.4445 * x + x @ (-4.7750 * gram + 2.0315 * gram @ gram)
-    torch.testing.assert_close(polar(matrix, "quintic", iterations=5).factor.double(), x, rtol=0, atol=1e-5)
+    result = polar(matrix, "quintic", iterations=5)
+    torch.testing.assert_close(result.factor.double(), x, rtol=0, atol=1e-5)
+    torch.testing.assert_close(result.residual.double(), deviation(x), rtol=1e-4, atol=0)
 
 
 def test_the_completion_is_the_nearest_to_the_identity() -> None:
@@ -168,42 +154,6 @@ def test_the_table_of_norms_is_what_the_solver_gives() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ inside
-MOST_STEPS = {0.3: 2, 0.04: 4, 3e-3: 6, 1e-3: 7, 1e-4: 8, 1e-7: 13}  # from this lower end of the interval
-
-
-@pytest.mark.parametrize("lower, most_steps", MOST_STEPS.items())
-def test_quintic_schedules_bring_the_interval_to_one(lower: float, most_steps: int) -> None:
-    steps, values = schedules.quintic_schedule(lower, 1e-2), np.geomspace(lower, 1, 20001)
-    for step in steps:
-        values = schedules.polynomial_value(values, step)
-        assert values.max() < 2.1  # the next step is bounded there
-    assert abs(values - 1).max() <= 1e-2 and len(steps) <= most_steps
-
-
-def test_the_schedules_of_the_solver_cover_what_their_comments_say() -> None:
-    square = (polar_exact.LIFT, polar_exact.SETTLE), polar_exact.FINISH
-    for (steps, last), lower in ((square, 3e-3), ((polar_exact.TRIANGLE_RATIONAL, schedules.CUBIC), 0.04)):
-        values = np.geomspace(lower, 1, 200001)
-        for step in steps:
-            values = schedules.rational_value(values, step)
-        assert abs(schedules.polynomial_value(values, last) - 1).max() <= 1e-6
-
-
-@pytest.mark.parametrize("shape", [(40, 40), (90, 70)])
-def test_steps_act_on_singular_values_as_their_functions(shape: tuple[int, int]) -> None:
-    """The rational one first divides by the root of the norm of X^T X."""
-    matrix = with_spectrum(*shape, spread(shape[1], 1.5)).double()[None]
-    left, singular, right = torch.linalg.svd(matrix, full_matrices=False)
-    spare, square = torch.empty_like(matrix), matrix.new_empty(1, shape[1], shape[1])
-    rational, quintic = schedules.rational_step(0.03), schedules.quintic_schedule(0.1, 1e-2)[0]
-    kernels.rational_steps(work := matrix.clone(), (rational,), spare, square, normalize=True)
-    divided = singular / singular.pow(4).sum() ** 0.25
-    torch.testing.assert_close(work, left * schedules.rational_value(divided, rational).unsqueeze(-2) @ right)
-    expected = left * schedules.polynomial_value(singular, quintic).unsqueeze(-2) @ right
-    torch.testing.assert_close(kernels.quintic_step(matrix.clone(), quintic, spare, square), expected)
-    torch.testing.assert_close(polynomial_steps(matrix, (quintic,)), expected)
-
-
 @pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
 def test_global_precision_settings_change_no_bit_and_are_put_back(solver: str) -> None:
     matrices = gaussian(2, 64, 64)
@@ -265,10 +215,10 @@ def test_lost_rank_is_completed_and_named(rational: bool, rows: int, columns: in
 
 
 @pytest.mark.parametrize("shape", [(192, 192), (400, 192)])
-def test_an_even_spread_over_four_decades_takes_four_steps(shape: tuple[int, int]) -> None:
-    """Two lifts, one that settles and one that finishes; what is tall is not tried in the Gram form first."""
-    solved = solve_exact(with_spectrum(*shape, spread(192, 4.0)).unsqueeze(0), 1e-8, rational=True)
-    assert solved.iterations.item() == 4 and deviation(solved.factor) <= 1e-8
+def test_an_even_spread_over_four_decades_takes_few_steps(rational: bool, shape: tuple[int, int]) -> None:
+    """Rational: two lifts, one that settles and one that finishes. What is tall is not tried in the Gram form first."""
+    solved = solve_exact(with_spectrum(*shape, spread(192, 4.0)).unsqueeze(0), 1e-8, rational)
+    assert solved.iterations.item() == (4 if rational else 10) and deviation(solved.factor) <= 1e-8
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (300, 100), (1500, 60)])
@@ -293,10 +243,3 @@ def test_matrices_of_full_rank_need_no_svd(monkeypatch: pytest.MonkeyPatch) -> N
         torch.testing.assert_close(result.factor, torch.eye(100)[order], rtol=0, atol=1e-5 + 2e-7 / smallest)
     # falling off evenly to 1e-6, beyond the few values that are set in one stroke
     assert polar(with_spectrum(192, 192, spread(192, 6.0))).residual <= 1e-8
-
-
-@pytest.mark.parametrize("steps", [(schedules.CUBIC,) * 2, schedules.quintic_schedule(0.1, 1e-2)])
-def test_the_fixed_step_kernel_compiles_without_a_graph_break(steps: tuple) -> None:
-    matrices = gaussian(3, 24, 16) / 10
-    compiled = torch.compile(lambda x: polynomial_steps(x, steps), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(matrices), polynomial_steps(matrices, steps))
