@@ -6,6 +6,7 @@ from torch import nn
 
 from fire_core import UserError, fire, reset_optimizer_state
 
+
 def train(net, optimizer, steps=3):
     inputs = torch.linspace(-1, 1, 32).sin().view(8, 4)
     for _ in range(steps):

@@ -98,9 +98,9 @@ DRAWS = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 @st.composite
-def matrices(draw: st.DrawFn, decades: float = 3.0, most: int = 60) -> Tensor:
-    """Any shape up to most x most, condition number up to 10^decades: one small value, an even spread, one large."""
-    rows, columns = draw(st.integers(1, most)), draw(st.integers(1, most))
+def matrices(draw: st.DrawFn, decades: float) -> Tensor:
+    """Any shape up to 60 x 60, condition number up to 10^decades: one small value, an even spread, one large."""
+    rows, columns = draw(st.integers(1, 60)), draw(st.integers(1, 60))
     steps = torch.linspace(0, 1, min(rows, columns), dtype=torch.float64)
     singular = 10 ** (-draw(st.floats(0, decades)) * steps ** draw(st.sampled_from([100.0, 1.0, 0.01])))
     return with_spectrum(rows, columns, singular, seed=draw(st.integers(0, 10**6)))
@@ -120,14 +120,6 @@ def check_against_the_svd(matrices: Tensor, result: Polar, most: float = 1e5) ->
 @DRAWS
 @given(matrices(decades=12.0))
 def test_exact_is_the_factor_of_the_svd(matrix: Tensor) -> None:
-    check_against_the_svd(matrix, polar(matrix))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@settings(max_examples=10_000, deadline=None, derandomize=True)
-@given(matrices(decades=8.0, most=300))
-def test_ten_thousand_matrices_up_to_condition_1e8(matrix: Tensor) -> None:
     check_against_the_svd(matrix, polar(matrix))
 
 
