@@ -40,7 +40,7 @@ def studied(parts: Sequence[Results]) -> list[tuple[Results, str, pd.DataFrame]]
 
 
 def table(parts: Sequence[Results]) -> pd.DataFrame:
-    """Return a row per study, network and method: at each share, what `none` ends with and how far the others are from it."""
+    """Return a row per study, network and method: what `none` ends with at each share, and how far others are from it."""
     rows = []
     for own, study, shown in studied(parts):
         for method in METHODS:

@@ -2,13 +2,16 @@
 
 import copy
 import math
+import sys
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import fire_core
 from fire_core import UserError, find_targets, fire, project_, reset_optimizer_state
 from fire_core.engine import Treated, treat_tensors
 from fire_core.measure.metrics import deviation_from_isometry
@@ -190,3 +193,20 @@ def test_tied_weights_are_treated_once_and_forgotten_together():
     buffer = torch.randn(8, 4)
     net[0].weight, net[1].weight = nn.Parameter(buffer[:4]), nn.Parameter(buffer[4:])
     assert len(fire(net).treated()) == 2
+
+
+def test_a_call_goes_through_few_functions():
+    """At most 45, in at most 7 files."""
+    root, called, net = str(Path(fire_core.__file__).parent), set(), two_layers()
+
+    def watch(frame, event, function):
+        if event == "call" and frame.f_code.co_filename.startswith(root):
+            called.add(frame.f_code)
+
+    sys.setprofile(watch)
+    try:
+        fire(net)
+    finally:
+        sys.setprofile(None)
+    functions = {(Path(c.co_filename).name, c.co_qualname) for c in called if "<" not in c.co_name}
+    assert len(functions) <= 45 and len({file for file, _ in functions}) <= 7, sorted(functions)

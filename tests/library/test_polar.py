@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fire_core import UserError
 from fire_core.solvers import exact as polar_exact
-from fire_core.solvers import kernels
+from fire_core.solvers import kernels, schedules
 from fire_core.solvers.exact import solve_exact
-from fire_core.solvers.polar import STACK_BYTES, Polar, full_precision, polar
+from fire_core.solvers.polar import STACK_BYTES, Polar, full_precision, polar, polynomial_steps
 from tests.polar_cases import deviation, gaussian, oracle, relative_error, spread, with_spectrum
 
 
@@ -98,9 +98,9 @@ DRAWS = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 @st.composite
-def matrices(draw: st.DrawFn, decades: float) -> Tensor:
-    """Any shape up to 60 x 60, condition number up to 10^decades: one small value, an even spread, one large."""
-    rows, columns = draw(st.integers(1, 60)), draw(st.integers(1, 60))
+def matrices(draw: st.DrawFn, decades: float, most: int = 60) -> Tensor:
+    """Any shape up to most x most, condition number up to 10^decades: one small value, an even spread, one large."""
+    rows, columns = draw(st.integers(1, most)), draw(st.integers(1, most))
     steps = torch.linspace(0, 1, min(rows, columns), dtype=torch.float64)
     singular = 10 ** (-draw(st.floats(0, decades)) * steps ** draw(st.sampled_from([100.0, 1.0, 0.01])))
     return with_spectrum(rows, columns, singular, seed=draw(st.integers(0, 10**6)))
@@ -120,6 +120,14 @@ def check_against_the_svd(matrices: Tensor, result: Polar, most: float = 1e5) ->
 @DRAWS
 @given(matrices(decades=12.0))
 def test_exact_is_the_factor_of_the_svd(matrix: Tensor) -> None:
+    check_against_the_svd(matrix, polar(matrix))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=10_000, deadline=None, derandomize=True)
+@given(matrices(decades=8.0, most=300))
+def test_ten_thousand_matrices_up_to_condition_1e8(matrix: Tensor) -> None:
     check_against_the_svd(matrix, polar(matrix))
 
 
@@ -235,3 +243,10 @@ def test_matrices_of_full_rank_need_no_svd(monkeypatch: pytest.MonkeyPatch) -> N
         torch.testing.assert_close(result.factor, torch.eye(100)[order], rtol=0, atol=1e-5 + 2e-7 / smallest)
     # falling off evenly to 1e-6, beyond the few values that are set in one stroke
     assert polar(with_spectrum(192, 192, spread(192, 6.0))).residual <= 1e-8
+
+
+@pytest.mark.parametrize("steps", [(schedules.CUBIC,) * 2, schedules.quintic_schedule(0.1, 1e-2)])
+def test_the_fixed_step_kernel_compiles_without_a_graph_break(steps: tuple) -> None:
+    matrices = gaussian(3, 24, 16) / 10
+    compiled = torch.compile(lambda x: polynomial_steps(x, steps), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(matrices), polynomial_steps(matrices, steps))
