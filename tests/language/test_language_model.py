@@ -90,27 +90,20 @@ def test_initial_weights_have_gpt2_spread():
     assert net.lm_head.weight is net.wte.weight
 
 
-def test_split_projections_compute_what_fused_ones_do():
-    fused, split = tiny(), tiny(qkv="split")
-    weights = fused.state_dict()
-    for key in [key for key in weights if "c_attn" in key]:
-        parts = weights.pop(key).chunk(3)
-        weights |= {key.replace("c_attn", f"{name}_proj"): part for name, part in zip("qkv", parts)}
-    split.load_state_dict(weights)
-    assert torch.allclose(fused(tokens()), split(tokens()), atol=1e-6)
-    assert len(find_targets(split).included) == len(find_targets(fused).included) == 13
-
-
-def test_grouped_queries_equal_full_attention_with_repeated_keys_and_values():
-    grouped, full = tiny(key_value_heads=2), tiny()
+@pytest.mark.parametrize("qkv", ["fused", "split"])
+def test_grouped_queries_equal_full_attention_with_repeated_keys_and_values(qkv):
+    grouped, full = tiny(key_value_heads=2, qkv=qkv), tiny()
     weights = grouped.state_dict()
-    for key in (key for key in weights if "c_attn" in key):
-        q, *others = weights[key].split((32, 16, 16))
+    for place in ("h.0.attn", "h.1.attn"):
+        names = [f"{place}.c_attn.weight"] if qkv == "fused" else [f"{place}.{n}_proj.weight" for n in "qkv"]
+        q, *others = torch.cat([weights.pop(name) for name in names]).split((32, 16, 16))
         repeated = [part.view(2, 8, 32).repeat_interleave(2, dim=0).reshape(32, 32) for part in others]
-        weights[key] = torch.cat([q, *repeated])
+        weights[f"{place}.c_attn.weight"] = torch.cat([q, *repeated])
     full.load_state_dict(weights)
     assert torch.allclose(grouped(tokens()), full(tokens()), atol=1e-5)
-    shapes = [t.shape for t in find_targets(grouped).included if "c_attn" in t.name]
+    targets = find_targets(grouped).included
+    assert len(targets) == 13
+    shapes = [t.shape for t in targets if ".attn." in t.name and "c_proj" not in t.name]
     assert shapes[:3] == [(32, 32), (16, 32), (16, 32)]
 
 

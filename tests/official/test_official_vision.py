@@ -54,6 +54,7 @@ def paper(experiment: str):
     return resolve(VISION, composed(experiment))
 
 
+@cache
 def method_of(experiment: str, name: str):
     return with_method(composed(experiment), name).method
 

@@ -23,6 +23,8 @@ def test_rewards_are_clipped_for_learning_and_counted_raw(tmp_path):
     assert set(parts(end)["replay"]["facts"]["rewards"].unique().tolist()) == {0.0, 1.0}
     first = metrics_of(tmp_path)[0]
     assert first["random_return"] >= 50 and first["eval_return"] % 12.5 == 0
+    score = (first["eval_return"] - 210.0) / (8503.3 - 210.0)  # of random actions, and of people
+    assert first["eval_normalized"] == pytest.approx(score)
 
 
 def checkpoints(root):

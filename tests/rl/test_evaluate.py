@@ -40,12 +40,6 @@ def test_a_fixed_number_of_episodes_is_played_to_its_end():
     assert result.summary() == summary | {"eval_length": 16, "eval_episodes": 8, "eval_unfinished": 0}
 
 
-def test_episodes_at_the_step_limit_count_with_their_return_so_far_and_are_named():
-    result = play_episodes(Alternating([2, 30]), still, 4, max_steps=12)
-    assert sorted(result.returns) == [2, 2, 12, 12]
-    assert result.summary()["eval_unfinished"] == 2
-
-
 def test_the_official_protocol_drops_what_does_not_end():
     result = play_steps(Alternating([2, 30]), still, 2 * 40)
     assert sorted(result.returns) == [2, 2, 2, 30, 30]  # the other 30s were running: mean 13.2, not 16

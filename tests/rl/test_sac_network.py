@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from fire_core import find_targets, fire
+from fire_core import find_targets
 from fire_core.methods.plasticity_injection import InjectedHead
 from rl.sac.network import LOG_STD_MAX, LOG_STD_MIN, Actor, Critics, sample_action, truncated_he_normal_
 from rl.sac.policy import RunningNormaliser
@@ -63,11 +63,6 @@ def test_every_dense_kernel_is_a_target_and_each_critic_is_one_of_its_own():
     inside = find_targets(critics).included
     assert len(inside) == 2 * 6
     assert {t.parameter for t in inside} == {n for n, p in critics.named_parameters() if p.ndim == 3}
-    before = critics.head[0].expand.weight.detach().clone()
-    fire(critics, solver="exact")
-    left, _, right = torch.linalg.svd(before, full_matrices=False)
-    wanted = math.sqrt(64 / 16) * left @ right
-    torch.testing.assert_close(critics.head[0].expand.weight.data, wanted, atol=1e-5, rtol=0)
 
 
 def test_log_deviation_stays_in_its_range_and_starts_in_the_middle():
@@ -77,18 +72,6 @@ def test_log_deviation_stays_in_its_range_and_starts_in_the_middle():
     with torch.no_grad():
         actor.head[-1].log_std.weight.zero_()
     assert torch.equal(actor(torch.ones(1, 4))[1], torch.full((1, 2), -4.0))
-
-
-@pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.5)])
-def test_log_density_integrates_to_probabilities(mean, log_std):
-    noise = torch.linspace(-8, 8, 200_001, dtype=torch.float64)[:, None]
-    action, log_density = sample_action(torch.full_like(noise, mean), torch.full_like(noise, log_std), noise)
-    action, density = action[:, 0], log_density.exp()
-    assert torch.trapezoid(density, action).item() == pytest.approx(1.0, abs=1e-6)
-    inside = action.abs() <= 0.5
-    edge = (torch.tensor([-0.5, 0.5], dtype=torch.float64).atanh() - mean) / math.exp(log_std)
-    wanted = torch.special.ndtr(edge).diff().item()
-    assert torch.trapezoid(density[inside], action[inside]).item() == pytest.approx(wanted, abs=1e-4)
 
 
 def test_log_density_is_finite_where_tanh_has_saturated():
@@ -101,16 +84,16 @@ def test_log_density_is_finite_where_tanh_has_saturated():
     assert mean.grad.item() == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize("offset", [0.0, 1e5])
-def test_normaliser_agrees_with_two_pass_statistics(offset):
-    data = np.random.default_rng(0).normal(offset, [1.0, 3.0, 0.1], size=(2000, 3))
+def test_normaliser_agrees_with_two_pass_statistics():
+    offsets, deviations = [0.0, 1e5, 1e5, 0.0], [1.0, 3.0, 0.1, 0.1]
+    data = np.random.default_rng(0).normal(offsets, deviations, size=(2000, 4))
     # The start, 1e-4 observations of mean 0 and variance 1, in closed form.
     weight = 1e-4 / (2000 + 1e-4)
     mean = (1 - weight) * data.mean(axis=0)
     variance = (1 - weight) * (data.var(axis=0) + data.mean(axis=0) ** 2 * weight) + weight
     expected = (data - mean) / np.sqrt(variance + 1e-8)
     for blocks in (data, np.split(data, 20)):  # one by one, or a hundred at once
-        normaliser = RunningNormaliser(3)
+        normaliser = RunningNormaliser(4)
         for block in blocks:
             normaliser.update(block)
         np.testing.assert_allclose(normaliser.mean, mean, rtol=1e-10)

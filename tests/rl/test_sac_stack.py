@@ -30,7 +30,8 @@ METHODS = ["none", "fire", "plasticity_injection", "l2_init", "plasticity_inject
 
 
 def train(number: int, method: str, found: dict) -> int:
-    """A learner, batches and noise of its own, over a method's boundary."""
+    """A learner, batches and noise of its own, over a method's boundary. In a stack the third falls in later."""
+    pause(0.2 * (number == 2), None)
     ours = learner(number)
     ours.passes = rl.sac.stack.shared_passes(ours)
     figures = over_a_boundary(ours, method, number)
@@ -38,30 +39,17 @@ def train(number: int, method: str, found: dict) -> int:
     return 0
 
 
-def test_updates_of_a_stack_are_those_of_single_learners():
-    """In float64, over a boundary after which the learners have three shapes."""
+@pytest.mark.parametrize("methods, compiled", [(METHODS, False), (["l2_init"] * 3, True)])
+def test_updates_of_a_stack_are_those_of_single_learners(methods, compiled, monkeypatch):
+    """In float64, over a boundary after which the learners have three shapes; and with passes that compile as one graph."""
     single, stacked = {}, {}
-    for run in enumerate(METHODS):
+    for run in enumerate(methods):
         train(*run, single)
-    assert take_turns([partial(train, *run, stacked) for run in enumerate(METHODS)]) == 0
-    torch.testing.assert_close(stacked, single, rtol=1e-9, atol=1e-11)
-
-
-def test_the_passes_of_a_stack_compile_as_one_graph_each(monkeypatch):
-    """One that comes later falls in."""
-
-    def late(number: int, method: str, found: dict) -> int:
-        pause(0.2, None)
-        return train(number, method, found)
-
-    single, stacked = {}, {}
-    for number in range(3):
-        train(number, "l2_init", single)
-    monkeypatch.setattr(rl.sac.update, "captured", partial(captured, backend="aot_eager"))
-    compiled = partial(rl.sac.update.Learner, compile=True)
-    monkeypatch.setattr(sys.modules["test_sac_update"], "Learner", compiled)
-    runs = [partial(each, i, "l2_init", stacked) for i, each in enumerate((train, train, late))]
-    assert take_turns(runs) == 0
+    if compiled:
+        monkeypatch.setattr(rl.sac.update, "captured", partial(captured, backend="aot_eager"))
+        learners = partial(rl.sac.update.Learner, compile=True)
+        monkeypatch.setattr(sys.modules["test_sac_update"], "Learner", learners)
+    assert take_turns([partial(train, *run, stacked) for run in enumerate(methods)]) == 0
     torch.testing.assert_close(stacked, single, rtol=1e-9, atol=1e-11)
 
 

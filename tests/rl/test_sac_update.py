@@ -110,31 +110,38 @@ def test_one_update_equals_the_reference(fidelity):
         fidelity("reference", "fig4b", what, max(differences), 1e-8)
 
 
-def test_the_gradient_of_a_penalty_joins_that_of_each_network():
-    """Gradient descent with rate 1: under a penalty c/2 ||p||^2 every parameter ends c p lower than without it."""
-    changes = []
+def test_a_method_sees_the_gradients_before_each_step_with_those_of_its_penalty_and_may_change_them():
+    """Under a penalty c/2 ||p||^2 each gradient is c p greater. Zeroed before the step, it moves nothing."""
+    found = []
     for coefficient in (0.0, 0.25):
-        ours = learner()
-        ours.discount = 0.0  # the critics' target is the reward, whatever the actor has become
-        for name in ("actor", "critics"):
-            ours.optimizers[name] = torch.optim.SGD(ours.trained[name], lr=1.0)
+        ours, seen = learner(), {}
+        start = deepcopy([p for name in ("actor", "critics") for p in ours.trained[name]])
+
+        def before_step(name: str, ours: Learner = ours, seen: dict = seen) -> None:
+            seen[name] = [p.grad.clone() for p in ours.trained[name]]
+            ours.optimizers[name].param_groups[0]["weight_decay"] = 0.0
+            for p in ours.trained[name]:
+                p.grad.zero_()
+
         both = ours.trained["actor"] + ours.trained["critics"]
-        start = [p.detach().clone() for p in both]
-
-        def penalty(c: float = 0.5 * coefficient, parameters: list[Tensor] = both) -> Tensor:
-            return c * sum(p.square().sum() for p in parameters)
-
-        update(ours, batch(), noise(), penalty())
-        changes.append([p.detach() for p in both])
-    for without, under, before in zip(*changes, start, strict=True):
-        torch.testing.assert_close(under, without - 0.25 * before)
+        update(ours, batch(), noise(), 0.5 * coefficient * sum(p.square().sum() for p in both), before_step)
+        assert list(seen) == ["actor", "critics"] and all(map(torch.equal, both, start))
+        assert all(p.grad is not None for p in both)
+        found.append(seen["actor"] + seen["critics"])
+    for without, under, p in zip(*found, start, strict=True):
+        torch.testing.assert_close(under, without + 0.25 * p)
+        assert without.any() or p.ndim == 1
 
 
-def test_bf16_updates_stay_near_float32_ones():
+def test_bf16_updates_stay_near_float32_ones_and_keep_large_values_apart():
+    """Values near 80, as late in a run: bfloat16 has steps of 0.5 there."""
+
     def updated(precision: str) -> tuple[dict[str, Tensor], Learner]:
         half = learner()
         for net in half.nets().values():
             net.float()
+        for net in (half.critics, half.target):
+            net.head[-1].bias.data.fill_(80.0)
         half.precision = precision
         half.optimizers = half.new_optimizers()
         return update(half, Batch(*(x.float() for x in batch() if x is not None)), noise().float()), half
@@ -142,50 +149,12 @@ def test_bf16_updates_stay_near_float32_ones():
     (exact, ours), (rounded, theirs) = updated("fp32"), updated("bf16")
     for name, value in exact.items():
         assert rounded[name].dtype == torch.float32
-        assert rounded[name].item() == pytest.approx(value.item(), rel=0.02, abs=0.02), name
+        assert rounded[name].item() == pytest.approx(value.item(), rel=5e-4, abs=0.02), name
     assert any(rounded[name].item() != exact[name].item() for name in exact)
     for name, net in theirs.nets().items():
         assert all(p.dtype == torch.float32 for p in net.parameters()), name
     gaps = [(a - b).abs().max() for a, b in zip(ours.critics.parameters(), theirs.critics.parameters())]
     assert max(gaps) <= 2.1 * RATE  # Adam's first step is at most one rate in either direction
-
-
-def test_bf16_values_far_from_zero_are_not_rounded_to_half_units():
-    """Values of 80 and standard deviation 1, as late in a run: bfloat16 has steps of 0.5 there."""
-    draw = torch.Generator().manual_seed(0)
-    with seeded(0, "init"):
-        critics = Critics(OBSERVATIONS, ACTIONS, 64, 2)
-    observations = torch.randn(512, OBSERVATIONS, generator=draw)
-    actions = torch.rand(512, ACTIONS, generator=draw)
-    with torch.no_grad():
-        critics.head[-1].bias.fill_(80.0)
-        exact = critics(observations, actions)
-        with torch.autocast("cpu", torch.bfloat16):
-            rounded = critics(observations, actions)
-    assert exact.std() > 0.5 and not torch.equal(rounded, exact)
-    assert (rounded - exact).abs().mean() < 0.02
-    assert len(rounded.unique()) > 900
-
-
-def test_gradients_are_complete_before_each_step_and_stay_until_the_next_update():
-    """Zeroed before the step of its network, a gradient moves nothing, but the other network is trained."""
-    ours, seen = learner(), []
-    start = deepcopy(ours.trained)
-    ours.optimizers["actor"].param_groups[0]["weight_decay"] = 0.0
-
-    def before_step(name: str) -> None:
-        assert all(p.grad.abs().sum() > 0 for p in ours.trained[name] if p.ndim > 1)
-        assert all(map(torch.equal, ours.trained[name], start[name]))
-        seen.append(name)
-        if name == "actor":
-            for p in ours.trained["actor"]:
-                p.grad.zero_()
-
-    update(ours, batch(), noise(), before_step=before_step)
-    assert seen == ["actor", "critics"]
-    assert all(map(torch.equal, ours.trained["actor"], start["actor"]))
-    assert not any(map(torch.equal, ours.trained["critics"], start["critics"]))
-    assert all(p.grad is not None for name in ("actor", "critics") for p in ours.trained[name])
 
 
 def over_a_boundary(ours: Learner, method: str, number: int = 0) -> list[dict]:

@@ -58,7 +58,6 @@ def test_the_pass_for_new_statistics_leaves_the_net_as_it_was():
 @pytest.mark.parametrize(
     "arguments, answer",
     [
-        (["method.targets=foo"], "matches nothing"),
         (["protocol.epochs=[1,1,1]"], "protocol.epochs=[1, 1, 1]: give one number, or 2 of them"),
         (["device=cuda:99"], "device='cuda:99' cannot be used"),
         (["x\x1b[2J=3"], r"x\x1b[2J=3"),
