@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis import claims, tables, trial_evidence
-from analysis.figures import CAPTIONS, FIGURES, dial, forest, studies
+from analysis.figures import CAPTIONS, FIGURES, dial, forest, studies, timing
 from analysis.runs import RESULTS, load_exported, settings
 from analysis.tables import TABLES, Material, side
 
@@ -62,6 +62,21 @@ def test_the_controls_explain_a_part_on_random_labels(material):
     share = {control: gain[f"{control} > {kept}"] / gain[f"FIRE > {kept}"] for control in ("clear", "rewarm")}
     assert share == pytest.approx({"clear": 0.25, "rewarm": 0.5}, abs=0.05), "about a quarter, about half"
     assert "gives about a quarter of it" in prose("docs/findings.md")
+
+
+def test_what_is_said_of_timing(material):
+    parts = material.parts("mistiming*", "gradual*", *timing.BASES.values())
+    found = {own.first["experiment"]: rows for own, _, rows in timing.studied(parts)}
+    gradual, mistimed = (
+        found[f"{study}_random_label"].set_index(["method", "share"]) for study in ("gradual", "mistiming")
+    )
+    alone = gradual["mean"]["none"]
+    assert round(alone[0.5], 2) == 0.99 and alone[0.1] < alone[0.0]
+    assert (gradual["difference_high"].xs(0.5, level="share").dropna() < 0).all(), "all three methods do harm"
+    kept = mistimed["difference"].unstack()[0.5] / mistimed["difference"].unstack()[0.0]
+    assert kept[["fire", "shrink_perturb"]].tolist() == pytest.approx([0.75, 0.5], abs=0.03)
+    low = mistimed["difference_low"]
+    assert low["full_reset", 0.5] < 0 < low["fire", 0.5] and (low.unstack()[-0.1].dropna() < 0).all()
 
 
 def test_what_is_said_of_the_ends_of_the_spectrum():
