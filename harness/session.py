@@ -208,18 +208,19 @@ class Session:
         """End phase 0, which other methods may share. With a `fork`, go back to that checkpoint."""
         if not self.world.from_leader(self.run and (self.fork or self.run.trunk is not None)):
             return
-        parts = self._parts()
-        left = self.run.leave_trunk(self.at["step"], parts, self.fork) if self.run else None
+        left = self.run.leave_trunk(self.at["step"], self._parts(), self.fork) if self.run else None
         if (saved := self.world.from_leader(left)) is not None:
             self._load(saved)
 
-    def finish(self, weights: Mapping[str, Any], results: Mapping[str, Any], brief: str) -> None:
-        """Save the weights that were tested as final.pt, and the results as summary.json; print `brief`."""
+    def finish(self, parts: Mapping[str, Any], results: Mapping[str, Any], brief: str) -> None:
+        """Save the state of these objects as it is tested as final.pt, the results as summary.json; print `brief`."""
         self.bar.close()
-        if self.run:
-            self.run.save(self.at["step"], dict(weights), name="final")
-            self.run.finish({"steps": self.at["step"] * self.repeat, **results})
-            self.say(f"{self.method.name}: {brief}\nin {self.run.folder}")
+        with self.treatment.evaluating():
+            if self.run:
+                states = {name: part.state_dict() for name, part in parts.items()}
+                self.run.save(self.at["step"], states, name="final")
+                self.run.finish({"steps": self.at["step"] * self.repeat, **results})
+                self.say(f"{self.method.name}: {brief}\nin {self.run.folder}")
 
 
 def summary(report: Report) -> str:

@@ -167,8 +167,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 if fork is not None:
                     session.save()
         results = {"fork": str(cfg.boundary.fork), **at["results"]}
-        with treatment.evaluating():
-            session.finish({"net": net.state_dict()}, results, brief(results))
+        session.finish({"net": net}, results, brief(results))
 
 
 def brief(results: dict[str, float]) -> str:

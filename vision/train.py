@@ -103,8 +103,7 @@ def train(cfg: DictConfig) -> None:
                 session.say(f"{phase}, epoch {epoch + 1}: {brief(results)}")
             if last and phase.index == 0:
                 session.leave_trunk()  # which runs with other methods start from
-        with treatment.evaluating():
-            session.finish({"net": net.state_dict()}, results, brief(results))
+        session.finish({"net": net}, results, brief(results))
 
 
 if __name__ == "__main__":

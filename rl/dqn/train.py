@@ -53,7 +53,10 @@ def train(cfg: DictConfig) -> None:
         net = make_net(cfg, games.actions).to(device, **layout)
     target = deepcopy(net)
     learner = Learner(net, target, cfg.discount, bool(cfg.double), cfg.precision, cfg.compile)
-    replay, window = make_replay(cfg, device), Window()
+    size, rule = cfg.env.frame_size, {"n_step": cfg.n_step or 1, "discount": cfg.discount}
+    rule |= {"channels_last": cfg.channels_last, "device": device}
+    replay = FrameReplay(cfg.replay_capacity, games.count, (size, size), **rule)
+    window = Window()
     streams = NumpyStreams(cfg.seed, "policy", "replay")
     updates = round(cfg.updates_per_transition * games.count)
     at = session.at
@@ -137,21 +140,13 @@ def train(cfg: DictConfig) -> None:
                 session.leave_trunk()
             session.save_if_due()
         results = {"updates": at["updates"], **at["figures"]}
-        with treatment.evaluating():
-            session.finish({"net": net.state_dict()}, results, brief(results, window))
+        session.finish({"net": net}, results, brief(results, window))
 
 
 def make_net(cfg: DictConfig, actions: int) -> DQN:
     """Return a newly initialised network."""
     layers = [tuple(layer) for layer in cfg.network.convolutions]
     return DQN(actions, (cfg.env.frame_size, cfg.env.frame_size), layers, cfg.network.hidden)
-
-
-def make_replay(cfg: DictConfig, device: torch.device) -> FrameReplay:
-    """Return an empty replay. Raises UserError where memory is too small."""
-    shape = (cfg.env.frame_size, cfg.env.frame_size)
-    rule = {"channels_last": cfg.channels_last, "n_step": cfg.n_step or 1, "discount": cfg.discount}
-    return FrameReplay(cfg.replay_capacity, cfg.env.environments, shape, device=device, **rule)
 
 
 def make_optimizer(net: nn.Module, cfg: DictConfig) -> torch.optim.Optimizer:

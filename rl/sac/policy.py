@@ -13,7 +13,7 @@ from fire_core.errors import UserError
 from fire_core.seeding import derive
 from harness.device import send
 from harness.runs import numpy_generator
-from rl.evaluate import Policy, play_episodes
+from rl.evaluate import play_episodes
 from rl.replay import Batch, FlatReplay
 from rl.sac.env import EvaluationTasks
 from rl.sac.humanoid.tasks import TASKS
@@ -65,27 +65,23 @@ class RunningNormaliser:
         self.count = float(state["count"])
 
 
-def mean_policy(learner: Learner, normaliser: RunningNormaliser) -> Policy:
-    """Return the policy of evaluation, without noise: observations (n, size) -> actions (n, actions) in (-1, 1)."""
-
-    def policy(observations: np.ndarray) -> np.ndarray:
-        with torch.no_grad():
-            inputs = send(torch.from_numpy(normaliser.normalise(observations)), learner.device)
-            mean, _ = learner.actor(inputs)
-        return torch.tanh(mean).cpu().numpy()
-
-    return policy
+@torch.no_grad()
+def exploit(learner: Learner, normaliser: RunningNormaliser, observations: np.ndarray) -> np.ndarray:
+    """Return the actions of evaluation, without noise: observations (n, size) -> actions (n, actions) in (-1, 1)."""
+    inputs = send(torch.from_numpy(normaliser.normalise(observations)), learner.device)
+    mean, _ = learner.actor(inputs)
+    return torch.tanh(mean).cpu().numpy()
 
 
+@torch.no_grad()
 def explore(
     learner: Learner, normaliser: RunningNormaliser, observation: np.ndarray, noise: torch.Generator
 ) -> np.ndarray:
     """Return one action (actions,) in (-1, 1), drawn from the policy. Raises UserError if it is not finite."""
     inputs = send(torch.from_numpy(normaliser.normalise(observation)).unsqueeze(0), learner.device)
-    with torch.no_grad():
-        mean, log_std = learner.actor(inputs)
-        normal = send(torch.randn(mean.shape, generator=noise), learner.device)
-        action, _ = sample_action(mean, log_std, normal)
+    mean, log_std = learner.actor(inputs)
+    normal = send(torch.randn(mean.shape, generator=noise), learner.device)
+    action, _ = sample_action(mean, log_std, normal)
     chosen = action.squeeze(0).cpu().numpy()
     if not np.isfinite(chosen).all():
         remedy = f"try a learning_rate below {learner.learning_rate}"

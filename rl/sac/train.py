@@ -7,6 +7,7 @@ the midpoint. Every random number is a pure function of the seed, its purpose an
 """
 
 import sys
+from functools import partial
 from operator import call
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from harness.session import Session
 from rl.evaluate import play_episodes
 from rl.replay import FlatReplay
 from rl.sac.env import EvaluationTasks, Task
-from rl.sac.policy import RunningNormaliser, explore, mean_policy, on_scale, random_play, stored_batches
+from rl.sac.policy import RunningNormaliser, exploit, explore, on_scale, random_play, stored_batches
 from rl.sac.stack import shared_passes
 from rl.sac.update import Learner, actor_pass, build, update
 from rl.sac.worker import InWorker
@@ -98,7 +99,7 @@ def train(cfg: DictConfig) -> None:
         return found
 
     def test() -> dict[str, float]:
-        count, policy = cfg.eval_episodes, mean_policy(learner, normaliser)
+        count, policy = cfg.eval_episodes, partial(exploit, learner, normaliser)
         tests.use_seeds([derive(cfg.seed, "evaluation", at["step"], i) % 2**31 for i in range(count)])
         with treatment.evaluating():
             result = play_episodes(tests, policy, count, cfg.eval_limit).summary()
@@ -178,9 +179,7 @@ def train(cfg: DictConfig) -> None:
             session.save_if_due()
 
         mean = f"return {at['results']['eval_return']:.1f} over {cfg.eval_episodes} episodes"
-        with treatment.evaluating():
-            trained = {"actor": learner.actor.state_dict(), "normaliser": normaliser.state_dict()}
-            session.finish(trained, at["results"], mean)
+        session.finish({"actor": learner.actor, "normaliser": normaliser}, at["results"], mean)
 
 
 def renew(

@@ -71,7 +71,7 @@ def train(cfg):
             if at["step"] == cfg.steps:
                 session.leave_trunk()
             session.save_if_due()
-        session.finish({"net": net.state_dict()}, {"train_accuracy": right}, f"accuracy {right:.2f}")
+        session.finish({"net": net}, {"train_accuracy": right}, f"accuracy {right:.2f}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ pytest.importorskip("mujoco")
 
 from harness.naming import label
 from rl.replay import Batch
-from rl.sac.policy import RunningNormaliser, explore, mean_policy
+from rl.sac.policy import RunningNormaliser, exploit, explore
 from rl.sac.update import build
 
 SCRIPT = Script("rl/sac/train.py", "rl.sac.humanoid.environment")
@@ -114,7 +114,7 @@ def test_the_policy_reads_normalised_observations_and_explores_around_its_mean()
     inputs, following = (torch.from_numpy(normaliser.normalise(each)) for each in observations)
     with torch.no_grad():
         mean, log_std = learner.actor(inputs)
-    greedy = mean_policy(learner, normaliser)(observations[0])
+    greedy = exploit(learner, normaliser, observations[0])
     np.testing.assert_allclose(greedy, mean.tanh(), rtol=1e-6)
     noise = torch.randn(1, 3, generator=torch.Generator().manual_seed(5))
     action = explore(learner, normaliser, observations[0][0], torch.Generator().manual_seed(5))
