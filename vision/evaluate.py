@@ -12,7 +12,7 @@ from fire_core.passes import undisturbed
 from harness.device import autocast
 from harness.runs import generator
 from harness.trigger import RunTrigger
-from vision.schedule import Curriculum, make_batch
+from vision.schedule import Curriculum, make_inputs
 
 
 def evaluate(
@@ -84,7 +84,7 @@ def _hits(net: nn.Module, curriculum: Curriculum, indices: Tensor, labels: Tenso
     net.eval()
     hits, size = [], curriculum.cfg.eval_batch_size
     for part, wanted in zip(indices.split(size), labels.split(size), strict=True):
-        inputs, _ = make_batch(curriculum.images, curriculum.phase, part, wanted, test=test)
+        inputs = make_inputs(curriculum.images, curriculum.phase, part, test=test)
         with autocast(indices.device, curriculum.cfg.precision):
             hits.append(net(inputs).argmax(dim=1) == wanted)
     return torch.cat(hits).float()

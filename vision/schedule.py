@@ -55,46 +55,43 @@ class Curriculum:
         batches = self._indices(phase, epoch, seed_of(self.cfg, phase.index))
         for number, batch in enumerate(batches[start:], start):
             done = (epoch + number / len(batches)) / phase.epochs
-            chosen = pick(self.phases, phase, batch, done, self.cfg.gradual or 0.0)
-            yield make_batch(self.images, phase, *chosen)
+            indices, labels = pick(self.phases, phase, batch, done, self.cfg.gradual or 0.0)
+            yield make_inputs(self.images, phase, indices), labels
 
     def __call__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in self._indices(self.phase, -1, self.cfg.seed):
-            yield make_batch(self.images, self.phase, self.phase.indices[batch], self.phase.labels[batch])
+        phase = self.phase
+        for batch in self._indices(phase, -1, self.cfg.seed):
+            yield make_inputs(self.images, phase, phase.indices[batch]), phase.labels[batch]
 
     def probe(self) -> tuple[Tensor, Tensor]:
         """Return the first images of the phase and their labels, on which plasticity is measured."""
         phase, count = self.phase, self.cfg.metrics_samples
-        return make_batch(self.images, phase, phase.indices[:count], phase.labels[:count])
+        return make_inputs(self.images, phase, phase.indices[:count]), phase.labels[:count]
 
     def test_inputs(self, count: int) -> Tensor:
         """Return the last `count` test images, for official variants of methods."""
         every = torch.arange(len(self.images.test_labels), device=self.images.test_labels.device)
-        return make_batch(self.images, self.phase, every[-count:], test=True)[0]
+        return make_inputs(self.images, self.phase, every[-count:], test=True)
 
     def last_inputs(self, count: int) -> Iterator[Tensor]:
         """Yield the last batches of images of the phase before, `count` images or more, for official variants of methods."""
         phase, batches = self.phases[self.at["phase"] - 1], count // self.cfg.batch_size + 2
         for batch in self._indices(phase, phase.epochs - 1, self.cfg.seed)[-batches:]:
-            yield make_batch(self.images, phase, phase.indices[batch])[0]
+            yield make_inputs(self.images, phase, phase.indices[batch])
 
     def _indices(self, phase: PhaseData, epoch: int, seed: int) -> tuple[Tensor, ...]:
         return batch_indices(seed, phase.index, epoch, len(phase), self.cfg.batch_size, phase.indices.device)
 
 
-def make_batch(
-    images: Images, phase: PhaseData, indices: Tensor, labels: Tensor | None = None, *, test: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return normalised float32 images (n, channels, height, width), pixels in the phase's order, and their labels.
+def make_inputs(images: Images, phase: PhaseData, indices: Tensor, *, test: bool = False) -> Tensor:
+    """Return normalised float32 images (n, channels, height, width), pixels in the phase's order.
 
-    indices: (n,) into the training set, or with `test` into the test set. labels: (n,); None takes the data set's own.
+    indices: (n,) into the training set, or with `test` into the test set.
     """
     pictures = (images.test_images if test else images.train_images)[indices]
-    if labels is None:
-        labels = (images.test_labels if test else images.train_labels)[indices]
     if phase.permutation is not None:
         pictures = pictures.flatten(2)[..., phase.permutation].view_as(pictures)
-    return images.normalise(pictures, test=test), labels
+    return images.normalise(pictures, test=test)
 
 
 def pick(

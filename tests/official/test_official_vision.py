@@ -319,10 +319,10 @@ def run(request, tmp_path_factory):
     images = Images(cfg.data.name, *parts, 3, *pixel_statistics(pictures[:40]))
     seen, epoch_ended, base = [], [], available()["none"]
 
-    def make_batch(images, phase, indices, labels=None, *, test=False, plain=schedule.make_batch):
-        inputs, wanted = plain(images, phase, indices, labels, test=test)
+    def make_inputs(images, phase, indices, *, test=False, plain=schedule.make_inputs):
+        inputs = plain(images, phase, indices, test=test)
         seen.append(("test" if test else "look", indices.clone(), inputs.clone()))
-        return inputs, wanted
+        return inputs
 
     def boundary(self, state):
         net = state.nets["net"]
@@ -349,7 +349,7 @@ def run(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schedule, "load", lambda *_, **__: images)
         for module in (schedule, evaluate):
-            patch.setattr(module, "make_batch", make_batch)
+            patch.setattr(module, "make_inputs", make_inputs)
         for call in (boundary, after_step, after_pass, after_evaluation):
             patch.setattr(base, call.__name__, call)
         patch.setattr(base, "variant", "official")  # which asks for the inputs of the phase before
