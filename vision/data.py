@@ -101,10 +101,9 @@ def _shipped(folder: str | Path | None) -> Arrays:
         raise UserError(f"data.folder={folder}: fashion_mnist is shipped and reads no folder; {others}")
     with np.load(SHIPPED) as stored:
         parts = {key: torch.from_numpy(array) for key, array in stored.items()}
-    splits = [
-        (parts[f"{key}_images"].unsqueeze(1), parts[f"{key}_labels"].long()) for key in ("train", "test")
-    ]
-    return Arrays(*splits, classes=10)
+    train = parts["train_images"].unsqueeze(1), parts["train_labels"].long()
+    test = parts["test_images"].unsqueeze(1), parts["test_labels"].long()
+    return Arrays(train, test, classes=10)
 
 
 def _read(name: str, folder: Path, root: Path, image_size: int | None = None, channels: int = 3) -> Arrays:

@@ -49,12 +49,8 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
-        layers = {
-            "fc1": nn.Linear(width, 4 * width),
-            "activation": nn.GELU(),
-            "fc2": nn.Linear(4 * width, width),
-        }
-        self.mlp = nn.Sequential(OrderedDict(layers))
+        fc1, fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.mlp = nn.Sequential(OrderedDict(fc1=fc1, activation=nn.GELU(), fc2=fc2))
 
     def forward(self, x: Tensor, count: int | None = None) -> Tensor:
         """Return the first `count` tokens after this block, (n, count, width); by default all."""

@@ -16,21 +16,16 @@ from torch import nn
 if TYPE_CHECKING:
     from vision.images import Images
 
-# Means and standard deviations of the channels, for training images and for test images.
-CIFAR10 = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-CIFAR100_TRAIN = (
-    (0.5070751592371323, 0.48654887331495095, 0.4409178433670343),
-    (0.2673342858792401, 0.2564384629170883, 0.27615047132568404),
-)
-CIFAR100_TEST = (
-    (0.5088964127604166, 0.48739301317401956, 0.44194221124387256),
-    (0.2682515741720801, 0.2573637364478126, 0.2770957707973042),
-)
-TINY_IMAGENET = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+# Mean and deviation of the channels of training images, then those of test images.
 STATISTICS = {
-    "cifar10": (CIFAR10, CIFAR10),
-    "cifar100": (CIFAR100_TRAIN, CIFAR100_TEST),
-    "tiny_imagenet": (TINY_IMAGENET, TINY_IMAGENET),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)) * 2,
+    "cifar100": (
+        (0.5070751592371323, 0.48654887331495095, 0.4409178433670343),
+        (0.2673342858792401, 0.2564384629170883, 0.27615047132568404),
+        (0.5088964127604166, 0.48739301317401956, 0.44194221124387256),
+        (0.2682515741720801, 0.2573637364478126, 0.2770957707973042),
+    ),
+    "tiny_imagenet": ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)) * 2,
 }
 
 
@@ -70,6 +65,5 @@ def with_statistics(images: Images) -> Images:
     """
     if images.name not in STATISTICS or images.channels != 3:
         return images
-    pairs = STATISTICS[images.name]
-    mean, std, test_mean, test_std = (images.mean.new_tensor(values) for pair in pairs for values in pair)
+    mean, std, test_mean, test_std = map(images.mean.new_tensor, STATISTICS[images.name])
     return replace(images, mean=mean, std=std, test_mean=test_mean, test_std=test_std)
