@@ -94,11 +94,8 @@ class Games:
     def state_dict(self) -> dict:
         """Return the exact state as plain values and tensors: game states, stacks, sticky actions, generator."""
         counters = {name: getattr(self, name).tolist() for name in COUNTERS}
-        games = {
-            "backend": self.backend.state_dict(),
-            "observations": torch.from_numpy(self.observations.copy()),
-        }
-        return counters | games | {"generator": self.generator.bit_generator.state}
+        stacks, draws = torch.from_numpy(self.observations.copy()), self.generator.bit_generator.state
+        return counters | {"backend": self.backend.state_dict(), "observations": stacks, "generator": draws}
 
     def load_state_dict(self, state: dict) -> None:
         self.backend.load_state_dict(state["backend"])

@@ -28,8 +28,7 @@ def measure_network(learner: Learner, probe: Batch) -> dict[str, float]:
     figures = plasticity(net, probe.observations)
     with in_mode(net, training=False), torch.enable_grad():
         wanted = with_actions(probe, td_targets(learner, probe))
-        loss = td_loss(net(probe.observations), wanted)
-        gradients = torch.autograd.grad(loss, learner.trained())
+        gradients = torch.autograd.grad(td_loss(net(probe.observations), wanted), learner.trained())
     figures["probe_gradient_norm"] = float(torch.stack([g.square().sum() for g in gradients]).sum().sqrt())
     by_parameter: dict[str, list[Tensor]] = {}
     for matrix in find_targets(net).included:

@@ -79,10 +79,8 @@ def build(cfg: DictConfig, observations: int, actions: int, device: torch.device
         shape = critic.width, critic.blocks, critic.count, critic.norm or "layer"
         critics = Critics(*sizes, *shape).to(device)
     temperature, target_entropy = Temperature(cfg.temperature).to(device), -cfg.target_entropy * actions
-    rest = {
-        name: cfg[name]
-        for name in ("discount", "tau", "learning_rate", "weight_decay", "precision", "compile")
-    }
+    constants = ("discount", "tau", "learning_rate", "weight_decay", "precision", "compile")
+    rest = {name: cfg[name] for name in constants}
     return Learner(policy, critics, deepcopy(critics), temperature, target_entropy=target_entropy, **rest)
 
 
@@ -146,15 +144,14 @@ def update(
     with frozen(learner.trained["critics"]):
         measured, gradients = of_actor(learner, batch, noise[0])
     figures = {name: figure.clone() for name, figure in measured.items()}
-    set_gradients(learner, "actor", gradients)
+    set_gradients(learner, gradients)
     before_step("actor")
     learner.optimizers["actor"].step()
-    set_gradients(learner, "temperature", gradients)
     learner.optimizers["temperature"].step()
 
     measured, gradients = of_critics(learner, batch, noise[1])
     figures |= {name: figure.clone() for name, figure in measured.items()}
-    set_gradients(learner, "critics", gradients)
+    set_gradients(learner, gradients)
     before_step("critics")
     learner.optimizers["critics"].step()
 
@@ -176,10 +173,12 @@ def frozen(parameters: list[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def set_gradients(learner: Learner, name: str, gradients: dict[str, tuple[Tensor, ...]]) -> None:
-    """Add the gradients of the parameters of optimizer `name` to those of a penalty in `.grad`."""
-    found = gradients[name]
-    if learner.compile:  # the next replay of a CUDA graph overwrites them: keep copies, made in one launch
-        found = torch._foreach_mul(found, 1.0)
-    for parameter, gradient in zip(learner.trained[name], found, strict=True):
-        parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+def set_gradients(learner: Learner, gradients: dict[str, tuple[Tensor, ...]]) -> None:
+    """Add the gradients of a pass to those of a penalty in `.grad`."""
+    for name, found in gradients.items():
+        if (
+            learner.compile
+        ):  # the next replay of a CUDA graph overwrites them: keep copies, made in one launch
+            found = torch._foreach_mul(found, 1.0)
+        for parameter, gradient in zip(learner.trained[name], found, strict=True):
+            parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad

@@ -23,7 +23,6 @@ class Task:
     which an episode ends. random_return, success_return: the benchmark's own scores, for normalised returns.
     """
 
-    name: str
     stand_height: float
     speed: float | None
     lowest_pelvis: float
@@ -40,12 +39,9 @@ class Task:
 
 
 TASKS = {
-    task.name: task
-    for task in (
-        Task("h1-walk", 1.65, 1.0, 0.2, False, 2.377, 700.0),
-        Task("h1-run", 1.65, 5.0, 0.2, False, 2.02, 700.0),
-        Task("h1-balance_simple", 2.02, None, 0.8, True, 9.391, 800.0),
-    )
+    "h1-walk": Task(1.65, 1.0, 0.2, False, 2.377, 700.0),
+    "h1-run": Task(1.65, 5.0, 0.2, False, 2.02, 700.0),
+    "h1-balance_simple": Task(2.02, None, 0.8, True, 9.391, 800.0),
 }
 
 
