@@ -75,9 +75,11 @@ def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     row = identify(path, meta) | {"path": str(path)}
     row |= {"commit": _commits(meta) or "unknown", "trunk_commit": _commits(trunk)}
     row |= {"dirty": any(changed) or (None if None in changed else False)}
-    row |= {"data": _name(meta.get("data")), "machine": _name(meta.get("hardware"))}
+    row |= {"data": str(meta.get("data") or "unknown"), "machine": str(meta.get("hardware") or "unknown")}
     row |= {key: str(meta.get(key) or "") for key in ("domain", "started")}
-    return row | {"protocol": _name(config["protocol"]) if config.get("protocol") else ""}
+    protocol = config.get("protocol")
+    named = protocol.get("name") if isinstance(protocol, dict) else protocol
+    return row | {"protocol": str(named or "")}
 
 
 def _starts(meta: dict[str, Any]) -> list[dict[str, Any]]:
@@ -123,16 +125,6 @@ def read_text(path: Path) -> str:
         return content(path).decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def _name(value: Any) -> str:
-    """Return a readable text for a name, a list of names, or a mapping that has a `name` or `game`."""
-    if isinstance(value, dict):
-        named = value.get("name") or value.get("game")
-        return str(named or ", ".join(str(v) for v in value.values() if isinstance(v, str | int)))
-    if isinstance(value, list | tuple):
-        return " + ".join(map(str, value))
-    return str(value or "unknown")
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -197,10 +189,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise ValueError("it holds no settings")
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{file} cannot be read ({reason}): delete the run's folder to run it again"
-        ) from error
+        wrong = f"{file} cannot be read ({' '.join(str(error).split())[:200]})"
+        raise UserError(f"{wrong}: delete the run's folder to run it again") from error
     return found
 
 
