@@ -51,8 +51,7 @@ def page_data(results: Results) -> dict[str, Any]:
         name, size = part.first["experiment"], SIZES.index(part.first["size"])
         return panels.index(name) if name in panels else len(panels), not part.first["figure"], name, size
 
-    parts = sorted(settings(results), key=rank)
-    told = [_setting(part, estimates.of(frame, part), labels) for part in parts]
+    told = [_setting(part, estimates.of(frame, part), labels) for part in sorted(settings(results), key=rank)]
     return {"methods": methods, "settings": [setting for setting in told if setting["measures"]]}
 
 

@@ -76,9 +76,8 @@ def in_answers(tokens: np.ndarray, answer: int, end_of_text: int) -> np.ndarray:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a prepared folder. Raises UserError if it is missing or no JSON."""
-    path = folder / "manifest.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         remedy = "make it with python language/prepare.py (see --help)"
         raise UserError(f"no prepared corpus in {folder} ({error}): {remedy}") from error

@@ -151,7 +151,14 @@ class Decoder(nn.Module):
         self.lm_head.is_head = True
         if shape.tied:
             self.lm_head.weight = self.wte.weight
-        self._initialise()
+        residual_std = INITIAL_STD / math.sqrt(2 * shape.layers)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=residual_std if name.endswith("c_proj") else INITIAL_STD)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=INITIAL_STD)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return logits (batch, time, vocabulary) for ids (batch, time), or with `targets` (batch, time) the mean loss.
@@ -165,16 +172,6 @@ class Decoder(nn.Module):
             x = block(x)
         logits = self.lm_head(self.ln_f(x))
         return logits if targets is None else token_loss(logits, targets)
-
-    def _initialise(self) -> None:
-        residual_std = INITIAL_STD / math.sqrt(2 * self.shape.layers)
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=residual_std if name.endswith("c_proj") else INITIAL_STD)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=INITIAL_STD)
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:

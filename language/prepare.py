@@ -48,8 +48,7 @@ def prepare(
     tokens of another path, split or tokenizer; whether the text has changed is not looked at.
     """
     folder = out / folder_name(source.name, tokenizer_name, documents)
-    sha256 = tokenizer_sha256(tokenizer_name)
-    made_from = source.origin | {"documents": documents, "tokenizer_sha256": sha256}
+    made_from = source.origin | {"documents": documents, "tokenizer_sha256": tokenizer_sha256(tokenizer_name)}
     if not (folder / "manifest.json").is_file():
         with FolderLock(folder):  # runs of a sweep may ask for the same corpus at the same time
             if not (folder / "manifest.json").is_file():

@@ -44,8 +44,7 @@ class PhasePlan:
 
     def batch(self, iteration: int, micro: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of one micro-batch on `device`."""
-        inputs, targets = self.mixture.batch(iteration, micro)
-        return send(inputs, device), send(targets, device)
+        return tuple(send(part, device) for part in self.mixture.batch(iteration, micro))
 
     def coming(self, count: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the first micro-batch of each of the first `count` iterations, for methods that use the coming data."""

@@ -50,9 +50,8 @@ def load_tokenizer(name: str) -> TextTokenizer:
     try:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises no narrower type
-        raise UserError(
-            f"tokenizer {path} cannot be read: give another file ({first_line(error)})"
-        ) from error
+        wrong = f"tokenizer {path} cannot be read"
+        raise UserError(f"{wrong}: give another file ({first_line(error)})") from error
     backend.encode_special_tokens = True
     backend.no_truncation()  # both may be stored in the file
     backend.no_padding()

@@ -65,7 +65,6 @@ def meet(stage: int, work: Work, *arguments: Any) -> Any:
     """Return the entry of this run in `work([arguments of each run])`, when all have asked. Raises what `work` raises. Runs
     that have asked for a later stage go first, so that those that are out of step wait for them."""
     own = member()
-    assert own is not None
     own.request = stage, work, arguments
     own.wait(lambda: own.request is None)
     if isinstance(own.answer, Exception):
