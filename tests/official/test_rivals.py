@@ -15,9 +15,6 @@ from fire_core.measure.metrics import effective_rank
 from fire_core.methods import Method, cpr, create
 from fire_core.methods.adamo import isometry_gradient
 from fire_core.methods.l2_er import rank_step
-from fire_core.methods.method import find_weights
-from fire_core.methods.nap import norms_of, project_norms
-from fire_core.methods.spectral_clip import spectral_clip
 from fire_core.methods.upgd import PerturbedDescent
 from fire_core.units import find_unit_layers
 from tests.tiny_nets import Conv, beginning, largest, linear, read_arrays, u
@@ -156,10 +153,9 @@ def test_hare_and_tortoise():
     treatment = attach(create("hare_tortoise", momentum=0.9, passes=3, first_phase=0), net)
 
     def state_is(vector: Tensor, values: dict[str, Tensor]) -> bool:
-        ours, theirs = values.values(), vector.split([value.numel() for value in values.values()])
-        averaged = [value.is_floating_point() for value in net.state_dict().values()]
-        pairs = zip(averaged, ours, theirs, strict=True)
-        return all(largest(a.flatten(), b) < RULES for each, a, b in pairs if each)
+        parts = vector.split([value.numel() for value in values.values()])
+        pairs = zip(values.values(), parts, strict=True)
+        return all(largest(a.flatten(), b) < RULES for a, b in pairs if a.is_floating_point())
 
     for step in (1, 2, 7, 8):
         if step == 7:  # theirs went on from shared memory for a step
@@ -404,10 +400,9 @@ def test_nap_keeps_a_norm_for_each_matrix_of_a_stack_and_leaves_zeros_alone():
     net, one, full = nn.Linear(2, 2, bias=False), torch.eye(2), torch.ones(2, 2)
     net.stacked_matrices = True
     net.weight = nn.Parameter(torch.stack([one, 2 * one, 0 * one]))
-    views = find_weights(net, "all")
-    norms = norms_of(dict(net.named_parameters()), views)
+    treatment = attach(create("nap", first_phase=0), net)
     net.weight.data = torch.stack([3 * one, one, full])
-    project_norms(net, norms, views)
+    treatment.after_step()
     assert largest(net.weight, torch.stack([one, 2 * one, full])) < 1e-6
 
 
@@ -455,23 +450,19 @@ def test_cbp(monkeypatch):
     method.close()
 
 
-@pytest.mark.parametrize("low, high", [(0.25, 4.0), (0.5, 2.0)])
-def test_singular_clip(low, high):
-    known = recorded("singular_clip")
-    for key in [key for key in known if key.endswith(f"both.{low}_{high}.after")]:
+@pytest.mark.parametrize("settings", [{}, {"low": 0.5, "high": 2.0}])
+def test_singular_clip(settings):
+    known, method = recorded("singular_clip"), create("singular_clip", **settings)
+    keys = [key for key in known if key.endswith(f"both.{method.low}_{method.high}.after")]
+    assert len(keys) == 7
+    for key in keys:
         before = known[f"{key.partition('.')[0]}.before"]
         net = linear(before.tolist())
-        spectral_clip(net, low, high, unit="absolute")
+        attach(method, {"net": net}).boundary(1)
         singular = torch.linalg.svdvals(before.double())
         if singular[-1] < 1e-6:  # where lost rank is lifted, the directions are arbitrary
-            assert largest(torch.linalg.svdvals(net.weight.detach()), singular.clamp(low, high)) < SPECTRAL
+            clamped = singular.clamp(method.low, method.high)
+            assert largest(torch.linalg.svdvals(net.weight.detach()), clamped) < SPECTRAL
         else:
             assert largest(net.weight, known[key]) < SPECTRAL
             assert torch.equal(before, known[key]) == torch.equal(net.weight, before)
-
-
-def test_singular_clip_lifts_lost_rank():
-    known = recorded("singular_clip", "rank_one")
-    net = linear(known["before"].tolist())
-    attach("singular_clip", {"net": net}).boundary(1)
-    assert largest(torch.linalg.svdvals(net.weight), known["after_singular"]) < SPECTRAL
