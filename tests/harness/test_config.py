@@ -1,21 +1,23 @@
-"""Command lines and configs: natural keys at every size, types and ranges, the nearest key, labels, and no traceback."""
+"""Command lines and configs: types and ranges, the nearest key, identities, labels, trials and triggers."""
 
-import random
+from contextlib import suppress
 from dataclasses import fields
+from itertools import combinations
 
 import pytest
 from omegaconf import OmegaConf
-from training_scripts import compose_config
+from training_scripts import compose_config, train_here
 
 from fire_core.errors import UserError
 from fire_core.methods import Method, available, create
-from harness import config
-from harness.config import content_of, domain_of, options, runs_of
+from harness.config import CONF, content_of, domain_of, options, read_yaml, runs_of, settings_of
 from harness.domains import find, modules
 from harness.manual import manual
 from harness.naming import LABEL_LENGTH, changes, identity, label
 from harness.overrides import check_sweep
 from harness.settings import keys
+from harness.trial import part_of, seed_of
+from harness.trigger import KINDS, RunTrigger, check_trigger
 
 VISION = find("vision")
 
@@ -24,22 +26,6 @@ def vision(*overrides):
     """(config, settings that its numbers depend on, those of its phase 0) of a smoke run."""
     cfg = compose_config("vision", ["size=smoke", *overrides])
     return cfg, *identity(VISION, cfg, create(**cfg.method))
-
-
-NATURAL = {
-    "vision": ["protocol.epochs=[20,2]", "data.image_size=16", "model.width=16", "batch_size=64"],
-    "language": ["phase_1.iterations=7", "corpus.a.train_tokens=4096", "model.width=32", "batch_size=64"],
-    "dqn": ["env.game=asterix", "network.hidden=16", "batch_size=64", "total_steps=8000"],
-    "sac": ["env.name=Hopper-v5", "actor.width=16", "batch_size=64", "steps=4000"],
-}
-
-
-@pytest.mark.parametrize("domain", NATURAL)
-def test_the_natural_key_works_at_every_size(domain):
-    cfg = compose_config(domain, ["size=paper", *NATURAL[domain]])
-    for override in NATURAL[domain]:
-        name, _, value = override.partition("=")
-        assert OmegaConf.select(cfg, name) == OmegaConf.create(f"x: {value}").x
 
 
 def test_every_experiment_has_two_sizes_methods_that_exist_and_a_sweep_if_it_says_so():
@@ -75,6 +61,8 @@ def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_b
         ("at.paper.protocol.share=0.2", "did you mean 'protocol.share'?"),
         ("trigger.steps=5", "trigger=boundary got an unexpected keyword argument 'steps'"),
         ("protocol=3", "does not fit the keys of this script: Merge error"),
+        ("seed={a: 1}", "seed={'a': 1}: give a whole number"),
+        ("clip_norm=${oc.env:NOTHING}", "cannot be resolved: KeyError raised while resolving interpolation"),
     ],
 )
 def test_a_mistake_is_one_line(override, answer):
@@ -95,11 +83,11 @@ def test_every_value_of_conf_is_a_key_of_the_schema_and_every_key_has_a_meaning(
 @pytest.mark.parametrize("name", available())
 def test_a_method_needs_no_file_and_the_experiment_tunes_it(name):
     """Its settings are the fields of its class with their defaults; conf/tuned.yaml says what else tunes them."""
-    settings = config.settings_of(available()[name])
+    settings = settings_of(available()[name])
     plain = OmegaConf.to_container(OmegaConf.create({"method": settings}), resolve=True)["method"]
     assert plain.pop("name") == name and plain.pop("variant", "published") == "published"
     assert plain == {field.name: getattr(create(name), field.name) for field in fields(create(name))}
-    elsewhere = config.read_yaml(config.CONF / "tuned.yaml").get(name, {})
+    elsewhere = read_yaml(CONF / "tuned.yaml").get(name, {})
     for setting in plain:
         for key in (f"{name}.{setting}", elsewhere.get(setting)):
             if key:
@@ -155,31 +143,61 @@ def test_labels_are_readable_and_short():
 def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
     for domain, typed, told in (
         ("vision", ["method=none,fire", "clip_norm=big"], "clip_norm='big'"),
-        ("vision", ["method=none,plasticity_injection"], "does not run in vision: it needs an encoder"),
+        ("vision", ["method=plasticity_injection"], "does not run in vision: it needs an encoder"),
         ("sac", ["midpoint=500"], "midpoint=500"),
     ):
         with pytest.raises(UserError) as caught:
-            check_sweep(find(domain), ["size=smoke", "seed=1,2,3", *typed])
+            check_sweep(find(domain), ["size=smoke", "seed=1,2", *typed])
         assert str(caught.value).count(told) == 1 and "\n" not in str(caught.value)
-    assert len(check_sweep(VISION, ["size=smoke", "method=none,fire", "seed=1,2,3"])) == 6
     assert len(check_sweep(VISION, ["experiment=ablation_strength", "seed=1,2"])) == 10
 
 
-VALUES = [
-    "abc", "null", "true", "-1", "0", "1", "2.5", "1e400", "nan", "inf", "[]", "[1,2]", "[[1]]", "[a,null]", "{}", "{a: 1}",
-    "''", "${seed}", "${nothing}", "${oc.env:NOTHING}", "${.x}", "${run}", "99999999999999999999", "a b", "ä", "..",
-]  # fmt: skip
+@pytest.mark.parametrize("experiment", ["fig2a_cifar10_resnet18", "fig3_60k"])
+def test_trials_share_the_trunk_of_their_seed_and_are_runs_of_their_own(experiment):
+    """A trial has a share of the training, and each repeat seeds of its own after phase 0."""
+    domain, trial = domain_of(experiment), "trial.share=.2"
+    lines = [[], [trial, "trial.repeat=1"], [trial, "trial.repeat=2"], [trial]]
+    given = [f"experiment={experiment}", "size=smoke", "method=fire"]
+    configs = [compose_config(domain, [*given, *typed]) for typed in lines]
+    numbers, trunks = zip(*(identity(find(domain), cfg, create(**cfg.method)) for cfg in configs))
+    assert trunks[0] is not None and all(trunk == trunks[0] for trunk in trunks)
+    assert all(a != b for a, b in combinations(numbers, 2))
+    assert "trial" not in numbers[0]  # older runs keep their folders
+    plain, first, second, _ = configs
+    assert [part_of(cfg, 50) for cfg in (plain, first)] == [50, 10] and part_of(first, 1) == 1
+    assert seed_of(plain, 0) == seed_of(plain, 1) == seed_of(first, 0) == plain.seed
+    assert len({seed_of(cfg, 1) for cfg in (plain, first, second)}) == 3
 
 
-@pytest.mark.parametrize("domain", modules())
-def test_no_override_is_a_traceback(domain):
-    """Ten overrides for each script, over every key and misspelt ones."""
-    draw = random.Random(f"fuzz {domain}")
-    others = ["method.iterations", "method.targets", "at", "tuned", "minutes", "hydra", "protocol", "env"]
-    for _ in range(10):
-        name = draw.choice([*keys(find(domain)), *others])
-        override = f"{name[: -1 if draw.random() < 0.1 else None]}={draw.choice(VALUES)}"
-        try:
-            compose_config(domain, ["size=smoke", override])
-        except UserError as error:
-            assert "\n" not in str(error), override
+def test_every_kind_of_trigger_has_its_file_and_its_settings_make_it():
+    assert set(options("trigger")) == set(KINDS)
+    assert "trigger" not in compose_config("vision", ["size=smoke"])
+    for name in set(KINDS) - {"boundary"}:
+        settings = compose_config("vision", ["size=smoke", f"trigger={name}"]).trigger
+        assert set(settings) == set(OmegaConf.load(CONF / "trigger" / f"{name}.yaml"))
+        RunTrigger(settings)
+
+
+def test_a_metric_may_be_recorded_rarely():
+    settings = {"metric": "loss", "patience": 1, "mode": "min", "min_change": 0, "cooldown": 5}
+    trigger = RunTrigger({"name": "plateau", **settings})
+    for step in range(300):
+        trigger.look(step, {"other": 0.0} | ({"loss": 1.0} if step in (150, 299) else {}))
+    assert trigger.cause == "plateau: loss=1 at step 299"
+
+
+def test_an_act_waits_for_its_cooldown(tmp_path):
+    train_here("vision", tmp_path, "trigger=gradient", "trigger.share=0.95", "trigger.cooldown=1000")
+    assert len(list(tmp_path.glob("*/smoke/*/seed_1/boundary_*.json"))) == 1
+
+
+def test_methods_that_cannot_act_whenever_they_are_told_to_are_refused():
+    can = set()
+    for method in available():
+        with suppress(UserError):
+            check_trigger({"name": "every", "steps": 5}, create(method), ())
+            can.add(method)
+    during = "cbp l2_init muon parseval plasticity_injection redo snr adamo fire_muon hare_tortoise spectral"
+    during = {*during.split(), "upgd", "weight_clipping", "cpr", "l2_er", "nap", "regrama", "swr"}
+    assert during <= available().keys() and not can & during
+    assert can >= {"none", "fire", "fire_exact", "full_reset", "shrink_perturb", "dash", "rescale", "cap"}

@@ -31,8 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CONCEPTS, HOW_TO = ROOT / "docs/concepts", ROOT / "docs/how-to"
 PAGES = [ROOT / "README.md", ROOT / "fire_core/README.md", *ROOT.glob("docs/**/*.md")]
 LINKED = [*PAGES, *ROOT.glob("*.md"), *ROOT.glob("[alrv]*/**/README.md")]
-# pages whose names or packages need more than `surroundings`: each has a test of its own
+# pages that need or promise more than others: each has a test of its own
 SPECIAL = {HOW_TO / f"{name}.md" for name in ("add_a_method", "parallel", "lightning", "transformers")}
+SPECIAL |= {ROOT / "README.md", CONCEPTS / "optimizer.md", HOW_TO / "reinforcement_learning.md"}
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -277,29 +278,20 @@ def test_the_readme_gives_the_size_of_the_papers_campaign(tmp_path):
     assert written.groups() == (computed[1], f"{round(float(computed[2]), -2):,.0f}")
 
 
-def test_a_trial_takes_the_method_of_the_readme() -> None:
+def test_the_code_of_the_readme_runs_and_a_trial_takes_its_method(monkeypatch) -> None:
+    monkeypatch.setattr(fire_core, "trial", lambda *args, **given: trial(*args, **given | {"steps": 10}))
     known = run(ROOT / "README.md")
-    model, initial = known["model"], known["initial"]
-    given = {"methods": ["fire", known["Spare"]()], "initial": initial}
-    result = trial(model, known["optimizer"], known["step"], batches=range(20), steps=10, **given)
+    given = {"methods": ["fire", known["Spare"]()], "initial": known["initial"], "batches": range(20)}
+    result = fire_core.trial(known["model"], known["optimizer"], known["step"], **given)
     assert result.scores["spare"] != result.scores["none"]
 
 
-TRIGGERS = [kind for kind in triggers.Trigger.__subclasses__() if kind.__module__ == triggers.__name__]
-
-
-@pytest.mark.parametrize(
-    "page, names",
-    [
-        ("targets", [f'`"{preset}"`' for preset in PRESETS]),
-        ("triggers", [f"`{kind.__name__}(" for kind in TRIGGERS]),
-    ],
-)
-def test_a_page_names_all_that_there_is(page: str, names: list[str]) -> None:
-    text = (CONCEPTS / f"{page}.md").read_text()
-    assert names and all(name in text for name in names)
-
-
-def test_the_site_shows_every_field_of_the_state() -> None:
+def test_pages_name_all_that_there_is() -> None:
+    """Presets of targets, triggers, and the fields of the state."""
+    targets, kinds = ((CONCEPTS / f"{page}.md").read_text() for page in ("targets", "triggers"))
+    assert PRESETS and all(f'`"{preset}"`' in targets for preset in PRESETS)
+    classes = triggers.Trigger.__subclasses__()
+    ours = [kind.__name__ for kind in classes if kind.__module__ == triggers.__name__]
+    assert ours and all(f"`{name}(" in kinds for name in ours)
     (shown,) = re.findall(r"fire_core\.State\((.*)\)", (ROOT / "docs/api/methods.md").read_text())
     assert shown.split(", ") == [field.name for field in dataclasses.fields(State)]

@@ -59,22 +59,22 @@ def runs(request, tmp_path_factory):
     return script, calls, plain, zeros
 
 
-def test_every_step_has_one_penalty_and_its_gradients_and_no_evaluation_is_inside_one(runs):
-    text = "".join(letter for letter, _ in runs[1])
-    step = "pggs" if runs[0] == "sac" else "pgs"  # actor and critics step one after another
+def test_every_step_has_one_penalty_and_its_gradients_and_every_evaluation_is_announced_between_steps(runs):
+    """An epoch ends before its evaluation. There is one for each performance that is recorded (test accuracy, validation
+    loss or return), at boundaries too, and one for the final weights."""
+    script, calls, (plain, _), _ = runs
+    text = "".join(letter for letter, _ in calls)
+    step = "pggs" if script == "sac" else "pgs"  # actor and critics step one after another
     assert re.fullmatch(rf"(({step})|(\[\])|e|b)+", text), text
     assert text.count("b") == 1
-    assert all(training for letter, training in runs[1] if letter == "s")
-    assert runs[0] != "sac" or text.count("s") == 120 - 30  # from the step after learning starts
-
-
-def test_an_epoch_ends_before_its_evaluation(runs):
-    script, calls, _, _ = runs
-    text = "".join(letter for letter, _ in calls)
+    assert all(training for letter, training in calls if letter == "s")
+    assert script != "sac" or text.count("s") == 120 - 30  # from the step after learning starts
     assert ("e" in text) == (script != "language")  # whose smallest run is shorter than a pass
     assert all(after in "[pb" for before, after in pairwise(text) if before == "e")
     if script in ("vision", "sac"):
         assert re.search(r"e(?!\[\])", text) is None
+    name = {"vision": "test_accuracy", "language": "val_loss_a"}.get(script, "eval_return")
+    assert text.count("[]") == len(re.findall(rf'"(?:before_|after_)?{name}"', plain)) + 1
 
 
 def test_weights_put_in_for_evaluation_are_seen_there_and_never_change_training(runs):
@@ -85,12 +85,3 @@ def test_weights_put_in_for_evaluation_are_seen_there_and_never_change_training(
     assert 'weight_norm"' in plain
     assert any(weight.any() for weight in trained) and not any(weight.any() for weight in tested)
     assert zeros != plain and len(zeros.splitlines()) == len(plain.splitlines())
-
-
-def test_every_evaluation_is_announced(runs):
-    """Each recorded performance: test accuracy, validation loss or return, at boundaries too. Then the final weights."""
-    script, calls, (plain, _), _ = runs
-    announced = "".join(letter for letter, _ in calls).count("[]")
-    name = {"vision": "test_accuracy", "language": "val_loss_a"}.get(script, "eval_return")
-    recorded = re.findall(rf'"(?:before_|after_)?{name}"', plain)
-    assert announced == len(recorded) + 1

@@ -12,7 +12,6 @@ from training_scripts import SCRIPTS, Script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STOPS = 7
-NEEDED = {"language": "tokenizers", "dqn": "gymnasium", "sac": "gymnasium"}
 COUNT = """
 import os, signal
 from harness.runs import Run
@@ -59,8 +58,6 @@ def stops(steps: int, seed: int) -> list[tuple[str, list[int]]]:
 
 @pytest.mark.parametrize("domain", RUNS)
 def test_a_chain_of_stops_changes_no_byte(domain, tmp_path):
-    if domain in NEEDED:
-        pytest.importorskip(NEEDED[domain])
     script = Script(SCRIPTS[domain])
 
     def run(name, before, expect=(0,)):

@@ -2,11 +2,9 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
-from training_scripts import Script, killed
+from training_scripts import ROOT, Script, killed
 
-ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = """
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,36 +4,17 @@ import os
 import signal
 import time
 
-import pytest
 from sweeps import finish, metrics, start
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    root = tmp_path_factory.mktemp("whole")
-    return root, finish(start(root))
-
-
-def test_a_sweep_is_a_line_for_each_run_and_its_output_is_in_the_folders(whole):
-    root, output = whole
-    lines = output.splitlines()
-    ends = [line for line in lines if "seed" in line and "train_accuracy" in line and line.endswith(" s")]
-    assert len(ends) == 4 and lines[-1] == "sweep: 4 of 4 done" and len(lines) <= 7
-    logs = [log.read_text() for log in root.glob("random_label/smoke/*/seed_*/log.txt")]
-    assert len(logs) == 4 and all("phase 2" in log for log in logs)
-    again = finish(start(root))
-    assert "4 of 4 runs are finished already" in again and "sweep: 4 of 4 done" in again
-
-
-@pytest.mark.parametrize("number, to_all", [(signal.SIGTERM, False), (signal.SIGINT, True)])
-def test_a_signal_stops_all_runs_after_saving_and_the_sweep_resumes(number, to_all, whole, tmp_path):
-    """Ctrl-C in a terminal reaches every process of the group, `kill` only the one that is named."""
+def test_ctrl_c_stops_all_runs_after_saving(tmp_path):
+    """In a terminal, it reaches every process of the group, but the runs are in sessions of their own."""
     process = start(tmp_path, "protocol.epochs=400", "run.checkpoint_seconds=1000")
     until = time.monotonic() + 200
     while len(list(tmp_path.glob("random_label/smoke/*/seed_*/RUNNING"))) < 2 and time.monotonic() < until:
         time.sleep(0.02)
     time.sleep(0.5)
-    os.killpg(process.pid, number) if to_all else process.send_signal(number)
+    os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 75, output
     assert "Traceback" not in output and "the same command resumes" in output
@@ -43,7 +24,8 @@ def test_a_signal_stops_all_runs_after_saving_and_the_sweep_resumes(number, to_a
     assert sum("; saved " in log for log in logs) >= 1  # the other one waits for the shared first phase
 
 
-def test_a_failed_run_shows_its_error_and_its_log_and_the_others_are_done(whole, tmp_path):
+def test_a_failed_run_shows_its_error_the_others_are_done_and_the_same_command_does_the_rest(tmp_path):
+    """Each run is a line, and its output is in its folder."""
     taken = tmp_path / "random_label" / "smoke" / "none"
     taken.parent.mkdir(parents=True)
     taken.write_text("a file where the runs of `none` want a folder")
@@ -58,5 +40,12 @@ def test_a_failed_run_shows_its_error_and_its_log_and_the_others_are_done(whole,
     assert line.startswith("failed: fire seed 2: ") and line.endswith(f"({fails / 'log.txt'})")
     assert "sweep: 1 of 4 done, 1 failed" in output
     (fails / "metrics.jsonl").rmdir()
-    done = "fire/seed_1/metrics.jsonl"
-    assert metrics(tmp_path) == {done: metrics(whole[0])[done]}
+    taken.unlink()
+    before = metrics(tmp_path)
+    assert list(before) == ["fire/seed_1/metrics.jsonl"]
+    lines = finish(start(tmp_path)).splitlines()
+    ends = [line for line in lines if "seed" in line and "train_accuracy" in line and line.endswith(" s")]
+    assert len(ends) == 3 and lines[-1] == "sweep: 4 of 4 done" and len(lines) <= 7
+    assert "1 of 4 runs are finished already" in lines and before.items() <= metrics(tmp_path).items()
+    logs = [log.read_text() for log in tmp_path.glob("random_label/smoke/*/seed_*/log.txt")]
+    assert len(logs) == 4 and all("phase 2" in log for log in logs)
