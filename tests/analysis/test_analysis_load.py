@@ -57,7 +57,6 @@ def test_the_commit_of_a_shared_first_phase_and_of_every_start_is_told(tmp_path)
 
 
 DAMAGE = {
-    "DONE is no text": ("DONE", b"\xff\xfe\x00"),
     "config.yaml is a list": ("config.yaml", b"- 1\n- 2\n"),
     "config.yaml is nested deeply": ("config.yaml", b"[" * 100_000 + b"]" * 100_000),
     "rows of a boundary are numbers": ("boundary_1.json", b'{"phase": 1, "rows": [1, 2]}'),

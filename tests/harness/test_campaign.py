@@ -78,11 +78,10 @@ def test_a_plan_worked_by_hand(tiny, tmp_path):
 
 @pytest.mark.parametrize("name", options("campaign"))
 def test_the_campaigns_of_the_repository_name_runs_that_exist(name):
-    content, sweeps = load(name)
-    for sweep in sweeps:
-        for experiment, method, _ in settings(sweep):
-            assert method not in sweep.domain.refuses
-            assert content["size"] in content_of(experiment)["at"]
+    for sweep in load(name)[1]:
+        for run in sweep.runs:
+            assert run["method"] not in sweep.domain.refuses
+            assert run["size"] in content_of(run["experiment"])["at"]
 
 
 @pytest.fixture
