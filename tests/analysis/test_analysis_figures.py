@@ -204,7 +204,6 @@ def test_timing_shows_each_share_of_a_phase(tmp_path):
 
 
 def test_the_controls_are_judged_against_kept_moments_where_these_ran(tmp_path):
-    """If all of their seeds are done and the premise holds."""
     levels, scattered = {"none": 0.6, "clear": 0.6}, {"fire": 0.7, "full_reset": 0.7, "rewarm": 0.5}
     seeds = 1, 2, 3, *dial.CONTROLLED
     for seed in seeds:
@@ -217,6 +216,7 @@ def test_the_controls_are_judged_against_kept_moments_where_these_ran(tmp_path):
     told = {f"FIRE > {kept}": "holds", f"clear > {kept}": "holds", f"rewarm > {kept}": "not decided"}
     assert table["verdict"].to_dict() == told | {"FIRE > clear": "holds", "FIRE > rewarm": "holds"}
     assert set(table["seeds"]) == {10} and table["gain [95 %]"].str.startswith("+").sum() == 4
+    # open until all of their seeds are done, and where no premise is known
     unfinished = results.filtered(lambda frame: frame["label"].ne("rewarm") | frame["seed"].lt(9))
     again = dial.confirmed(settings(unfinished), unfinished).set_index("claim")
     assert again.loc[f"rewarm > {kept}", ["p, Holm", "verdict"]].tolist() == ["1.00", "open"]

@@ -187,7 +187,9 @@ def test_a_metric_may_be_recorded_rarely():
 
 
 def test_an_act_waits_for_its_cooldown(tmp_path):
-    train_here("vision", tmp_path, "trigger=gradient", "trigger.share=0.95", "trigger.cooldown=1000")
+    """Without it, this run has three acts."""
+    more = ["trigger.share=0.95", "trigger.cooldown=1000", "protocol.epochs=[1,7]", "learning_rate=0.05"]
+    train_here("vision", tmp_path, "trigger=gradient", *more)
     assert len(list(tmp_path.glob("*/smoke/*/seed_1/boundary_*.json"))) == 1
 
 
