@@ -237,3 +237,14 @@ def test_the_starts_of_figure_3_are_one_effect():
     assert found["panel"].tolist() == ["fig3"]
     assert found["d"].item() == pytest.approx(claims.effect({6: 2.0, 7: 3.0, 8: 5.0})[0])
     assert claims.effects(table[:2], "none").empty  # one start is not done
+
+
+def test_the_plan_names_panels_of_the_paper_and_the_seeds_of_the_rule(monkeypatch):
+    monkeypatch.undo()
+    planned, first = claims.confirming_plan(), claims.confirming_plan(1)
+    assert first["fig3_60k", "rescale"] == range(6, 16) and first["fig4b_walk", "fire"] == range(6, 11)
+    assert {experiment for experiment, _ in planned} == set(claims.paper.panels())
+    changed = {key[0] for key in planned if planned[key] != first[key]}
+    images = {"fig2a_cifar100_vit_tiny", "fig2b_tiny_imagenet_vgg16"}
+    assert changed == images | {"fig4a_asterix", "fig4a_beam_rider"}
+    assert planned["fig4a_asterix", "fire"] == range(11, 21)

@@ -105,6 +105,11 @@ def test_a_caption_is_that_of_its_figure():
         assert path.read_text().startswith(CAPTIONS[path.stem.rpartition("-")[0]]), f"{path.name} is old"
 
 
+def test_reproduced_is_short_and_findings_leave_numbers_to_tables():
+    assert len((tables.ROOT / "REPRODUCED.md").read_text().splitlines()) <= 250
+    assert not re.findall(r"\d\.\d", re.sub(r"\(.*?\)", "", prose("docs/findings.md")))
+
+
 def test_the_counts_of_the_readme(material):
     decided = claims.largest(claims.of_paper(material.verdicts))
     found, text = claims.counts(decided), prose("README.md")
