@@ -5,7 +5,9 @@ import hashlib
 import json
 import lzma
 import shutil
+from functools import partial
 from itertools import islice
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -17,9 +19,8 @@ from language.prepare import prepare
 from language.sources import ASSETS, HUB, SHIPPED, open_source
 from language.text_tokenizer import load_tokenizer
 
-TEXTS = [
-    f"Document {i}: naïve café, 漢字, tabs\tand <|endoftext|> as text. " * (1 + i % 3) for i in range(120)
-]
+TEXT = "Document {}: naïve café, 漢字, tabs\tand <|endoftext|> as text. "
+TEXTS = [TEXT.format(i) * (1 + i % 3) for i in range(120)]
 
 
 @pytest.fixture
@@ -29,19 +30,19 @@ def jsonl(tmp_path):
     return open_source(f"jsonl:{path}", validation_share=0.2)
 
 
-def ended_pieces(ids: np.ndarray, end: int = 0) -> list[list[int]]:
-    """The ids between the ends of texts, and what follows the last of them."""
-    return [piece[piece != end].tolist() for piece in np.split(ids, np.flatnonzero(ids == end) + 1)]
+def ended_texts(ids: np.ndarray) -> list[str]:
+    """The texts of these ids, each of which ends with 0."""
+    assert ids[-1] == 0
+    pieces = np.split(ids, np.flatnonzero(ids == 0) + 1)[:-1]
+    return load_tokenizer("small").backend.decode_batch([piece[:-1].tolist() for piece in pieces])
 
 
 def test_token_files_decode_to_the_documents(jsonl, tmp_path):
     folder = prepare(jsonl, "small", tmp_path / "out", progress=False)
-    tokenizer = load_tokenizer("small")
     found = []
     for part in ("train", "validation"):
-        *pieces, rest = ended_pieces(np.fromfile(folder / f"{part}.bin", np.uint16))
-        texts = [tokenizer.backend.decode(piece) for piece in pieces]
-        assert texts == list(jsonl.documents(part)) and not rest
+        texts = ended_texts(np.fromfile(folder / f"{part}.bin", np.uint16))
+        assert texts == list(jsonl.documents(part))
         found += texts
     assert sorted(found) == sorted(TEXTS)
 
@@ -92,11 +93,10 @@ def test_questions_are_made_from_entries_and_only_answers_count(tmp_path):
     assert documents[2] == 'What does "Turpin" mean?\nEnglish highwayman (1706-1739)'
 
     folder = prepare(open_source("questions"), "small", tmp_path, documents=40, progress=False)
-    corpus, tokenizer = open_corpus(folder, block=64, vocabulary=2048), load_tokenizer("small")
+    corpus = open_corpus(folder, block=64, vocabulary=2048)
     for part, tokens in (("train", corpus.train), ("validation", corpus.validation)):
-        *told, rest = ended_pieces(tokens[corpus.answers[part]])
         answers = [text.partition("\n")[2] for text in islice(open_source("questions").documents(part), 40)]
-        assert [tokenizer.backend.decode(piece) for piece in told] == answers and not rest
+        assert ended_texts(tokens[corpus.answers[part]]) == answers
     [(inputs, targets)] = validation_batches(corpus, 64, 3, 3)
     assert inputs[1].tolist() == corpus.validation[64:128].tolist()  # the second window
     counted = corpus.answers["validation"][65:129]
@@ -137,11 +137,10 @@ def mixed(pair, share_a: float, seed: int = 1) -> Mixture:
 
 
 def test_batches_are_windows_shifted_by_one_and_a_pure_function_of_their_position(pair):
-    first = mixed(pair, 0.5)
+    first, later = mixed(pair, 0.5), mixed(pair, 0.5)
     inputs, targets = first.batch(3, 1)
     assert inputs.shape == targets.shape == (4, 8) and inputs.dtype == torch.int64
     assert torch.equal(targets, inputs + 1)  # the corpora count up
-    later = mixed(pair, 0.5)
     later.batch(0, 0)
     assert torch.equal(later.batch(3, 1)[0], inputs)
     for other in (first.batch(3, 0), first.batch(2, 1), mixed(pair, 0.5, seed=2).batch(3, 1)):
@@ -158,8 +157,7 @@ def test_every_micro_batch_is_from_one_corpus_in_the_given_shares(pair):
 
 def test_validation_windows_lie_side_by_side(pair):
     batches = list(validation_batches(pair[0], block=8, batch_size=5, limit=100))
-    inputs = torch.cat([batch[0] for batch in batches]).flatten()
-    assert torch.equal(inputs, torch.arange(12 * 8))
+    assert torch.cat([batch[0] for batch in batches]).flatten().tolist() == list(range(12 * 8))
     assert sum(len(batch[0]) for batch in validation_batches(pair[0], 8, 5, 7)) == 7
 
 
@@ -205,34 +203,30 @@ def test_both_layouts_of_the_hub_load(tmp_path, monkeypatch, name):
         main.mkdir(parents=True)
         (main / f"{place}.py").write_text("raise SystemExit('the script was run')\n")
     parquet(tmp_path / "refs/convert/parquet" / place / configuration / "train")
-    real, asked = datasets.load_dataset, []
+    load = partial(datasets.load_dataset, cache_dir=str(tmp_path / "cache"))
 
-    def local(path, name=None, *, revision="main", **settings):
+    def local(path, revision="main", **settings):
         assert path == repository
-        asked.append(revision)
-        return real(str(tmp_path / revision / place), name, cache_dir=str(tmp_path / "cache"), **settings)
+        return load(str(tmp_path / revision / place), **settings)
 
-    monkeypatch.setattr(datasets, "load_dataset", local)
+    monkeypatch.setattr(datasets, "load_dataset", asked := Mock(side_effect=local))
     train, validation = (list(open_source(name).documents(part)) for part in ("train", "validation"))
     assert sorted(train + validation) == sorted(filter(None, ROWS))
     assert 0 < len(validation) <= 2  # 0.05 % of 3,000 rows
-    assert ("refs/convert/parquet" in asked) == (name == "openwebtext")
+    assert ("refs/convert/parquet" in str(asked.call_args_list)) == (name == "openwebtext")
 
 
 def test_wikipedia_is_streamed_and_short_articles_are_left_out(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     texts = [f"article {number} ".ljust(2000 if number % 3 else 1999, "x") for number in range(30)]
     parquet(tmp_path / "hub", texts)
-    real, asked = datasets.load_dataset, []
-
-    def local(path, name=None, **settings):
-        asked.append((path, name, settings["streaming"]))
-        return real("parquet", data_dir=str(tmp_path / "hub"), **settings)
-
-    monkeypatch.setattr(datasets, "load_dataset", local)
+    load = partial(datasets.load_dataset, "parquet", data_dir=str(tmp_path / "hub"))
+    asked = Mock(side_effect=lambda path, name, **settings: load(**settings))
+    monkeypatch.setattr(datasets, "load_dataset", asked)
     monkeypatch.setattr("language.sources.WIKIPEDIA_ARTICLES", 15)
     monkeypatch.setattr("language.sources.WIKIPEDIA_VALIDATION", 5)
     long = [text for text in texts if len(text) == 2000][:15]  # of 20
     train, validation = (list(open_source("wikipedia").documents(part)) for part in ("train", "validation"))
     assert validation == long[4::5] and train == [text for text in long if text not in validation]
-    assert asked == [("wikimedia/wikipedia", "20231101.en", True)] * 2
+    wanted = call("wikimedia/wikipedia", split="train", streaming=True, name="20231101.en")
+    assert asked.call_args_list == [wanted] * 2

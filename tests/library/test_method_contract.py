@@ -36,15 +36,13 @@ SOON = {
     "rewarm": {"steps": 3},
     "spectral": {"warm_up": 3},
     "plasticity_injection": {"head": "fc2"},
-}
-SOON_OFFICIAL = {
-    "cbp": {"replacement_rate": 0.2, "maturity": 2},
-    "redo": {"threshold": 0.9},
-    "snr": {"percentile": 0.5},
+    "cbp official": {"replacement_rate": 0.2, "maturity": 2},
+    "redo official": {"threshold": 0.9},
+    "snr official": {"percentile": 0.5},
 }
 CASES = {name: (name, SOON.get(name, {})) for name in available()}
 for _name in (name for name in available() if "official" in variants(name)):
-    CASES[f"{_name} official"] = _name, {"variant": "official", **SOON_OFFICIAL.get(_name, {})}
+    CASES[f"{_name} official"] = _name, {"variant": "official", **SOON.get(f"{_name} official", {})}
 DURING = [  # those that act between boundaries
     case
     for case, (name, settings) in CASES.items()
@@ -100,8 +98,7 @@ class Training:
         return [self.weights(), *self.tested, *memory, torch.get_rng_state()]
 
     def save(self):
-        saved = {"treatment": self.treatment.state_dict(), "steps": self.steps, "tested": self.tested}
-        return deepcopy(saved)
+        return {"treatment": self.treatment.state_dict(), "steps": self.steps, "tested": self.tested}
 
     def load(self, saved):
         self.loading = True

@@ -9,6 +9,7 @@ Of stale moments that holds with optimizer_state="keep": otherwise every method 
 import random
 from collections import Counter
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -33,8 +34,7 @@ def make(dropout=0.0):
     torch.manual_seed(0)
     first, second = (nn.Linear(6, 12), nn.ReLU(), nn.Dropout(dropout)), (nn.Linear(12, 8), nn.ReLU())
     net = nn.Sequential(*first, *second, nn.Linear(8, 4))
-    start = {name: value.clone() for name, value in net.state_dict().items()}
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    start, optimizer = deepcopy(net.state_dict()), torch.optim.Adam(net.parameters(), lr=1e-2)
     for batch in DATA:
         step(net, optimizer, batch)
     return net, optimizer, start
@@ -49,9 +49,7 @@ def step(net, optimizer, batch):
 
 
 def score(net):
-    net.eval()
-    with torch.no_grad():
-        return -cross_entropy(net(INPUTS), LABELS).item()
+    return -cross_entropy(net.eval()(INPUTS), LABELS).item()
 
 
 def short(methods, net=None, step=step, **options):
@@ -60,13 +58,7 @@ def short(methods, net=None, step=step, **options):
     return trial(net, optimizer, step, methods=methods, **{**usual, "loss": cross_entropy, **options})
 
 
-def bits(value):
-    leaves = torch.utils._pytree.tree_leaves(value)
-    return [leaf.clone() if torch.is_tensor(leaf) else leaf for leaf in leaves]
-
-
-def equal(left, right):
-    return all(torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in zip(left, right, strict=True))
+same = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("own_generator", [False, True])
@@ -80,8 +72,8 @@ def test_caller_is_untouched_to_the_bit(own_generator):
     def everything():
         states = [net.state_dict(), optimizer.state_dict(), schedule.state_dict(), start]
         states += [[p.grad for p in net.parameters()], [m.training for m in net.modules()]]
-        chance = [torch.get_rng_state(), list(random.getstate()), list(np.random.get_state())[1].tolist()]
-        return bits([*states, *chance, generator.get_state() if generator else 0])
+        states += [torch.get_rng_state(), random.getstate(), np.random.get_state()[1]]
+        return deepcopy([*states, generator.get_state() if generator else 0])
 
     def noisy(net, optimizer, batch):
         torch.rand(1), random.random(), np.random.rand()
@@ -90,7 +82,7 @@ def test_caller_is_untouched_to_the_bit(own_generator):
     before = everything()
     methods = ["fire", "full_reset", "redo", "muon", "upgd", "l2_init", "dash"]
     result = short(methods, (net, optimizer, start), step=noisy, batches=loader, score=None)
-    assert equal(everything(), before)
+    same(everything(), before)
     assert result.repeats == 2 and np.isfinite(result.gains("fire")[:, 1:]).all()
 
 
@@ -151,7 +143,7 @@ def test_several_networks_with_a_follower():
     nets = {"actor": nn.Linear(6, 6), "critics": nn.Linear(6, 4), "target": nn.Linear(6, 4)}
     optimizers = {name: torch.optim.Adam(nets[name].parameters()) for name in ("actor", "critics")}
     starts = {name: deepcopy(net.state_dict()) for name, net in nets.items()}
-    before, first = bits([net.state_dict() for net in nets.values()]), []
+    before, first = deepcopy([net.state_dict() for net in nets.values()]), []
 
     def update(nets, optimizers, batch):
         first.append(torch.equal(nets["critics"].weight, nets["target"].weight))
@@ -166,7 +158,7 @@ def test_several_networks_with_a_follower():
     how = {"followers": {"target": "critics"}, "score": None, "loss": None}
     result = short(methods, (nets, optimizers, starts), step=update, **how)
     assert first[::12] == [False, True, False] * 2  # only fire treats, and the target follows
-    assert equal(bits([net.state_dict() for net in nets.values()]), before)
+    same([net.state_dict() for net in nets.values()], before)
     assert result.gains("l2_init")[:, -1].all()
     assert "training loss, lower is better" in str(result)
 
@@ -247,7 +239,7 @@ def mlp(bias):
     return nn.Sequential(*layers)
 
 
-def planted(fault, seed, **options):
+def planted(fault, seed, repeats=3):
     """A trial with a network and data of its own for each seed, after the fault was planted."""
     torch.manual_seed(seed)
     net = mlp(bias=fault != "ten times too large")
@@ -261,6 +253,7 @@ def planted(fault, seed, **options):
         first = number * 32 % 480
         step(net, optimizer, (inputs[first : first + 32], labels[first : first + 32]))
     seen, test = slice(0, 1000), slice(1000, 1500)
+    options = {"steps": 60, "seed": seed, "repeats": repeats}
     if fault == "half dead":
         net[0].bias.data[::2] = net[2].bias.data[::2] = -10.0
         labels = torch.randint(10, labels.shape)
@@ -273,14 +266,10 @@ def planted(fault, seed, **options):
     for memory in optimizer.state.values() if fault == "stale moments" else ():
         memory["exp_avg_sq"].mul_(1e6)
 
-    def score(net):
-        with torch.no_grad():
-            return -cross_entropy(net(inputs[test]), labels[test]).item()
-
     options |= {"optimizer_state": "keep"} if fault == "stale moments" else {}
-    data = list(zip(inputs[seen].split(32), labels[seen].split(32)))
-    options |= {"batches": data, "steps": 60, "seed": seed, "score": score}
-    return short([*METHODS, "redo"], (net, optimizer, start), **{"repeats": 3, **options})
+    options["batches"] = list(zip(inputs[seen].split(32), labels[seen].split(32)))
+    options["score"] = lambda net: -cross_entropy(net(inputs[test]), labels[test]).item()
+    return short([*METHODS, "redo"], (net, optimizer, start), **options)
 
 
 WINNERS = {"half dead": ["redo"], "stale moments": ["clear"], "healthy": [None, "none"]}

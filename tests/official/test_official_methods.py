@@ -67,8 +67,10 @@ def end_of_epoch(method, state: State) -> None:
         call(state)
 
 
-def draw_globally(method, seed: int):
-    """Return the method, which draws from the global generator then, as the official code does."""
+def official(name: str, state: State, seed: int = 5, **settings: float):
+    """A method that begins here, and draws from the global generator as the official code does."""
+    method = create(name, variant="official", first_phase=0, **settings)
+    method.check(state)
     torch.manual_seed(seed)
     method.stream = lambda state: torch.default_generator
     return method
@@ -221,7 +223,7 @@ def test_redo(case, fidelity, monkeypatch):
     for key, p in model.named_parameters():
         moments = {moment: arrays[f"{kind}.before.{moment}.{key}"].clone() for moment in MOMENTS}
         adam.state[p] = {"step": arrays[f"{kind}.before.step.{key}"].reshape(()).clone(), **moments}
-    method = draw_globally(create("redo", variant="official", threshold=values["threshold"]), 7)
+    method = official("redo", state, 7, threshold=values["threshold"])
     state.batches = SimpleNamespace(test_inputs=lambda count: None)
     seen = {layer.name: magnitude(layer, arrays[f"{kind}.buffer.{layer.name}"]) for layer in chain(model)}
     monkeypatch.setattr(OutputRecorder, "look", lambda *a, **k: [seen])
@@ -265,10 +267,9 @@ def test_cbp(kind, fidelity):
     arrays, settings, model, state = loaded("cbp", kind, "start")
     case = settings["cases"][kind]
     values = {key: case[key] for key in ("replacement_rate", "maturity", "decay")}
-    method = draw_globally(create("cbp", variant="official", **values), case["seed"])
-    layers = method.find_layers(state, "net")
+    method = official("cbp", state, case["seed"], **values)
+    layers = method.layers["net"]
     assert [layer.name for layer in layers] == list(case["layers"])
-    method.memory["net"] = {layer.name: method.start_memory(layer, torch.device("cpu")) for layer in layers}
     for entry in case["steps"]:
         prefix = f"{kind}.s{entry['step']}"
         load_into(model, arrays, f"{prefix}.before")
@@ -299,8 +300,7 @@ def test_cbp(kind, fidelity):
 def test_cbp_features(kind, fidelity):
     """What the hooks see in real training, until the first unit is replaced."""
     arrays, settings, model, state = loaded("cbp", kind, "start", phase=0)
-    case, method = settings["cases"][kind], create("cbp", variant="official", first_phase=0)
-    method.check(state)
+    case, method = settings["cases"][kind], official("cbp", state)
     adam = torch.optim.Adam(model.parameters(), lr=1e-2)
     for step in range(4):
         inputs, wanted = batch(kind, 1000 + step, 8)
@@ -320,19 +320,11 @@ def test_cbp_features(kind, fidelity):
 def test_cbp_draws_normal_weights():
     deviation = load("cbp")[1]["law_of_new_weights"]["conv_16x3x3"]["std_formula"]
     model = nn.Sequential(nn.Conv2d(16, 4000, 3), nn.MaxPool2d(2), nn.Conv2d(4000, 2, 1), nn.Conv2d(2, 1, 1))
-    state, method = state_of(model), create("cbp", variant="official")
-    layer = method.find_layers(state, "net")[0]
-    method.memory["net"] = {layer.name: method.start_memory(layer, torch.device("cpu"))}
-    method.recycle(state, "net", layer, torch.arange(4000))
+    method = official("cbp", state := state_of(model))
+    method.recycle(state, "net", method.layers["net"][0], torch.arange(4000))
     assert model[0].weight.std().item() == pytest.approx(deviation, rel=5e-3)
     assert model[0].weight.abs().max() > 3 * deviation  # not uniform
     assert (model[0].bias == 0).all() and (model[2].weight == 0).all()
-
-
-def official_snr(state: State, **settings: float):
-    method = draw_globally(create("snr", variant="official", first_phase=0, **settings), 5)
-    method.check(state)
-    return method
 
 
 @pytest.mark.parametrize("case", [c for c in load("snr")[1]["cases"] if c.startswith("mlp")])
@@ -346,7 +338,7 @@ def test_snr_over_96_steps(case, fidelity):
         model.add_module(f"{name}_relu", nn.ReLU())
     adam = torch.optim.Adam(model.parameters(), lr=0.0)
     start, state = deepcopy(model.state_dict()), state_of(model, adam, phase=0)
-    method = official_snr(state, percentile=settings["cases"][case]["percentile"])
+    method = official("snr", state, percentile=settings["cases"][case]["percentile"])
     memory, method.recycle = method.memory["net"], Mock(wraps=method.recycle)
     for step in range(96):
         row = 2.0 * arrays["mlp.fires"][step].float() - 1.0
@@ -385,7 +377,7 @@ def test_snr_at_its_first_step(kind, fidelity):
     for p in model.parameters():
         moments = {moment: torch.full_like(p, 0.5) for moment in MOMENTS}
         adam.state[p] = {"step": torch.tensor(1.0), **moments}
-    method = official_snr(state, percentile=case["percentile"])
+    method = official("snr", state, percentile=case["percentile"])
     before, method.recycle = deepcopy(model.state_dict()), Mock(wraps=method.recycle)
     # the stored masks come from the pass before Adam's step: hand over what it saw
     for layer in method.layers["net"]:
@@ -405,7 +397,7 @@ def test_snr_keeps_test_images_between_epochs():
     state = state_of(model, phase=0)
     images = -batch("conv", 1010, 8)[0]
     state.batches = SimpleNamespace(test_inputs=lambda count: images.repeat(count // 8, 1, 1, 1))
-    method = official_snr(state)
+    method = official("snr", state)
     memory = method.memory["net"]["conv1"]
 
     def step(number: int) -> torch.Tensor:

@@ -31,15 +31,27 @@ def episode(env, seed, act):
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-@pytest.mark.parametrize(
-    "task, nq, nv, mass", [("h1-walk", 26, 25, 51.649896), ("h1-balance_simple", 33, 31, 92.029)]
-)
-def test_sizes_and_mass(task, nq, nv, mass, geometry):
-    env = HumanoidEnv(task, geometry)
-    model = env.model
-    assert (model.nq, model.nv, model.nu, model.opt.timestep) == (nq, nv, 19, 0.002)
-    assert model.body_mass.sum() == pytest.approx(mass, abs=5e-4)
-    assert env.observation().shape == (nq + nv,) and model.geom("floor").id == 0
+def test_sizes_mass_servos_and_joints(geometry):
+    for task, nq, nv, mass in (("h1-balance_simple", 33, 31, 92.029), ("h1-walk", 26, 25, 51.649896)):
+        env = HumanoidEnv(task, geometry)
+        model = env.model
+        assert (model.nq, model.nv, model.nu, model.opt.timestep) == (nq, nv, 19, 0.002)
+        assert model.body_mass.sum() == pytest.approx(mass, abs=5e-4)
+        assert env.observation().shape == (nq + nv,) and model.geom("floor").id == 0
+    groups = {"hip": (200, 5, 200), "knee": (300, 6, 300), "ankle": (40, 2, 40), "torso": (300, 6, 200)}
+    groups |= {"shoulder_pitch": (100, 2, 40), "shoulder_roll": (100, 2, 40)}
+    groups |= {"shoulder_yaw": (100, 2, 18), "elbow": (100, 2, 18)}
+    for index in range(19):  # of the last, h1-walk
+        name = model.actuator(index).name
+        stiffness, damping, force = next(value for key, value in groups.items() if key in name)
+        assert model.actuator_gainprm[index, 0] == stiffness
+        assert model.actuator_biasprm[index, :3].tolist() == [0, -stiffness, -damping]
+        assert model.actuator_forcerange[index].tolist() == [-force, force]
+        np.testing.assert_array_equal(model.actuator_ctrlrange[index], model.joint(name).range)
+    assert model.actuator("left_hip_pitch").ctrlrange.tolist() == [-3.14, 2.53]
+    assert model.actuator("right_shoulder_roll").ctrlrange.tolist() == [-3.11, 0.34]
+    assert (model.dof_damping[6:] == 1).all() and (model.dof_armature[6:] == 0.1).all()
+    assert (model.dof_damping[:6] == 0).all() and (model.dof_armature[:6] == 0).all()
 
 
 @needs_meshes
@@ -52,25 +64,6 @@ def test_the_mesh_variant_has_the_geoms_of_the_benchmark():
     for name, centre in (("left_hip_pitch_link", hip), ("torso_link", torso)):
         first = int(np.flatnonzero(model.geom_bodyid == model.body(name).id)[0])
         np.testing.assert_allclose(model.geom_pos[first], centre, atol=1e-6)
-
-
-@pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_servos_gains_ranges_and_joints(geometry):
-    model = HumanoidEnv("h1-walk", geometry).model
-    groups = {"hip": (200, 5, 200), "knee": (300, 6, 300), "ankle": (40, 2, 40), "torso": (300, 6, 200)}
-    groups |= {"shoulder_pitch": (100, 2, 40), "shoulder_roll": (100, 2, 40)}
-    groups |= {"shoulder_yaw": (100, 2, 18), "elbow": (100, 2, 18)}
-    for index in range(19):
-        name = model.actuator(index).name
-        stiffness, damping, force = next(value for key, value in groups.items() if key in name)
-        assert model.actuator_gainprm[index, 0] == stiffness
-        assert model.actuator_biasprm[index, :3].tolist() == [0, -stiffness, -damping]
-        assert model.actuator_forcerange[index].tolist() == [-force, force]
-        np.testing.assert_array_equal(model.actuator_ctrlrange[index], model.joint(name).range)
-    assert model.actuator("left_hip_pitch").ctrlrange.tolist() == [-3.14, 2.53]
-    assert model.actuator("right_shoulder_roll").ctrlrange.tolist() == [-3.11, 0.34]
-    assert (model.dof_damping[6:] == 1).all() and (model.dof_armature[6:] == 0.1).all()
-    assert (model.dof_damping[:6] == 0).all() and (model.dof_armature[:6] == 0).all()
 
 
 # Lengths and returns of an episode that holds the start pose, seeds 0 to 5, as measured on the benchmark's own model

@@ -147,19 +147,13 @@ def test_a_checkpoint_holds_the_frames_that_a_transition_can_show(monkeypatch):
 
 
 def test_flat_replay_returns_what_was_added_and_resumes():
-    replay = FlatReplay(30, 3, 2)
-
-    def add(number):
-        replay.add(np.full(3, number), np.full(2, -number), number, np.full(3, number + 1), number % 4 == 0)
-
-    for number in range(50):
-        add(number)
-        if number == 4:
+    replay, again = FlatReplay(30, 3, 2), FlatReplay(30, 3, 2)
+    for number in range(55):
+        if number == 5:
             assert set(replay.sample(200, np.random.default_rng(0)).rewards.tolist()) == set(range(5))
-    state = replay.state_dict()
-    for number in range(50, 55):
-        add(number)
-    again = FlatReplay(30, 3, 2)
+        if number == 50:
+            state = replay.state_dict()
+        replay.add(np.full(3, number), np.full(2, -number), number, np.full(3, number + 1), number % 4 == 0)
     again.load_state_dict(state)
     batch = again.sample(2000, np.random.default_rng(1))
     numbers = batch.rewards
