@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -154,6 +155,15 @@ def test_the_table_of_norms_is_what_the_solver_gives() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ inside
+def test_the_schedules_of_the_solver_cover_what_their_comments_say() -> None:
+    square = (polar_exact.LIFT, polar_exact.SETTLE), polar_exact.FINISH
+    for (steps, last), lower in ((square, 3e-3), ((polar_exact.TRIANGLE_RATIONAL, schedules.CUBIC), 0.04)):
+        values = np.geomspace(lower, 1, 200001)
+        for step in steps:
+            values = schedules.rational_value(values, step)
+        assert abs(schedules.polynomial_value(values, last) - 1).max() <= 1e-6
+
+
 @pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
 def test_global_precision_settings_change_no_bit_and_are_put_back(solver: str) -> None:
     matrices = gaussian(2, 64, 64)
