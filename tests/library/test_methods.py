@@ -194,10 +194,14 @@ def test_the_rate_rises_again_and_the_loop_keeps_its_own():
     treatment.boundary(1)
     rates = step(treatment)
     treatment.before_step(), treatment.after_step(skipped=True)
+    saved = treatment.state_dict()
     rates += step(treatment)
     adam.param_groups[0]["lr"] = 0.2
     rates += [step(treatment)[0] for _ in range(3)]
     assert rates == pytest.approx([0.025, 0.05, 0.15, 0.2, 0.2]) and adam.param_groups[0]["lr"] == 0.2
+    _, _, again = trained("rewarm", "clear", steps=4)
+    again.load_state_dict(saved)
+    assert step(again) == pytest.approx([0.05])
 
 
 def test_the_page_has_the_table_of_the_classes():
