@@ -77,6 +77,14 @@ def test_what_is_said_of_timing(material):
     assert kept[["fire", "shrink_perturb"]].tolist() == pytest.approx([0.75, 0.5], abs=0.03)
     low = mistimed["difference_low"]
     assert low["full_reset", 0.5] < 0 < low["fire", 0.5] and (low.unstack()[-0.1].dropna() < 0).all()
+    gradual, late = (
+        found[f"{study}_resnet18"].set_index(["method", "share"]) for study in ("gradual", "mistiming")
+    )
+    assert set(gradual["n"]) == set(late["n"]) == {3}
+    fire, low = late["difference"]["fire"], late["difference_low"]
+    assert fire.between(0.045, 0.06).all() and (low["fire"] > 0).all() and low["full_reset", -0.1] < 0
+    alone, slow = gradual["mean"]["none"], gradual["difference_low"].unstack()[[0.25, 0.5]]
+    assert np.ptp(alone) < 0.015 and (slow.dropna() < 0).all(axis=None), "no gain of any method"
 
 
 def test_what_is_said_of_the_ends_of_the_spectrum():
