@@ -3,7 +3,7 @@
     FIDELITY_RECORD=notes.jsonl python -m pytest tests/official tests/language tests/rl  # writes what they compare
     python -m analysis.fidelity notes.jsonl                                              # takes it into the record
 
-The record is analysis/results/fidelity.csv, with one line per quantity that a test compared.
+The record is analysis/results/fidelity.csv.gz, with one line per quantity that a test compared.
 """
 
 import sys
@@ -18,7 +18,7 @@ from analysis.tables import ROOT, fill
 from fire_core.methods import variants
 from harness.runs.machine import describe
 
-RECORD = RESULTS / "fidelity.csv"
+RECORD = RESULTS / "fidelity.csv.gz"
 PAGE = ROOT / "docs" / "FIDELITY.md"
 QUANTITY = ["kind", "row", "what"]
 HEAD = ("largest difference", "allowed", "test")
@@ -30,7 +30,7 @@ def main(given: Sequence[str]) -> int:
     record = pd.read_csv(RECORD)
     if given:
         record = renewed(record, pd.read_json(given[0], lines=True))
-        record.to_csv(RECORD, index=False)
+        record.to_csv(RECORD, index=False, compression={"method": "infer", "mtime": 0})
     PAGE.write_text(page(record), encoding="utf-8")
     for row in (wrong := failed(record)).itertuples():
         print(f"{row.kind} {row.row}: {row.what} differs: {row.difference:.2g}")
