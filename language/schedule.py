@@ -44,7 +44,8 @@ class PhasePlan:
 
     def batch(self, iteration: int, micro: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of one micro-batch on `device`."""
-        return tuple(send(part, device) for part in self.mixture.batch(iteration, micro))
+        inputs, targets = self.mixture.batch(iteration, micro)
+        return send(inputs, device), send(targets, device)
 
     def coming(self, count: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the first micro-batch of each of the first `count` iterations, for methods that use the coming data."""

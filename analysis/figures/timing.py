@@ -25,9 +25,11 @@ def studied(parts: Sequence[Results]) -> list[tuple[Results, str, pd.DataFrame]]
     known, found = {part.first["experiment"]: part for part in parts}, []
     for name, part in known.items():
         study, _, rest = name.partition("_")
-        if study not in STUDIES or (base := known.get(BASES[rest])) is None:
+        if study not in STUDIES or (base := known.get(BASES.get(rest, ""))) is None:
             continue
         base = base.select(label=METHODS, seed=part.finished["seed"].unique())
+        if base.metrics.empty:  # it has other seeds
+            continue
         start, end = base.metrics.groupby("phase")["step"].max().iloc[:2]
         base = Results(*(frame.assign(experiment=name) for frame in base.frames))
         own = merged(part.select(method=METHODS), base, ["label", "seed"])
@@ -63,7 +65,7 @@ def draw(parts: Sequence[Results]) -> plot.Figure | None:
             x = line["share"] + 0.005 * (place - 1)  # so that intervals do not cover each other
             axis.plot(x, line["mean"], f"{look.marker}-", color=look.colour, markersize=4, label=look.name)
             axis.vlines(x, line["low"], line["high"], look.colour)
-        if study == "mistiming":
-            plot.draw_level(axis, rows.set_index("label")["mean"]["none"], "none")
+        for level in rows["mean"][rows["label"] == "none"] if study == "mistiming" else ():
+            plot.draw_level(axis, level, "none")
         axis.set(xlabel=STUDIES[study][1], ylabel=measures.of(own)[0].axis, title=names.title(own))
     return plot.with_legend(figure, axes, h_pad=1.6)

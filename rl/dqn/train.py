@@ -53,9 +53,9 @@ def train(cfg: DictConfig) -> None:
         net = make_net(cfg, games.actions).to(device, **layout)
     target = deepcopy(net)
     learner = Learner(net, target, cfg.discount, bool(cfg.double), cfg.precision, cfg.compile)
-    size, rule = cfg.env.frame_size, {"n_step": cfg.n_step or 1, "discount": cfg.discount}
-    rule |= {"channels_last": cfg.channels_last, "device": device}
-    replay = FrameReplay(cfg.replay_capacity, games.count, (size, size), **rule)
+    frame = cfg.env.frame_size, cfg.env.frame_size
+    rule = {"channels_last": cfg.channels_last, "n_step": cfg.n_step or 1, "discount": cfg.discount}
+    replay = FrameReplay(cfg.replay_capacity, games.count, frame, device=device, **rule)
     window = Window()
     streams = NumpyStreams(cfg.seed, "policy", "replay")
     updates = round(cfg.updates_per_transition * games.count)

@@ -176,9 +176,7 @@ def frozen(parameters: list[nn.Parameter]) -> Iterator[None]:
 def set_gradients(learner: Learner, gradients: dict[str, tuple[Tensor, ...]]) -> None:
     """Add the gradients of a pass to those of a penalty in `.grad`."""
     for name, found in gradients.items():
-        if (
-            learner.compile
-        ):  # the next replay of a CUDA graph overwrites them: keep copies, made in one launch
-            found = torch._foreach_mul(found, 1.0)
+        # the next replay of a CUDA graph overwrites them: keep copies, made in one launch
+        found = torch._foreach_mul(found, 1.0) if learner.compile else found
         for parameter, gradient in zip(learner.trained[name], found, strict=True):
             parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad

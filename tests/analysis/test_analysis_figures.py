@@ -191,7 +191,10 @@ def test_timing_shows_each_share_of_a_phase(tmp_path):
     write_runs(tmp_path, "mistiming_resnet18", mistimed, [1])
     for label, level in {"none-gradual": 0.6, "fire-gradual": 0.55}.items():
         write_runs(tmp_path, "gradual_resnet18", {label: level}, overrides=["gradual=0.5"])
+    write_runs(tmp_path, "gradual_mine", {"fire": 0.5})  # of which nothing is known
     parts = settings(load(tmp_path))
+    without_base = [part for part in parts if not part.first["experiment"].startswith("fig2a")]
+    assert timing.draw(without_base) is None
     table = timing.table(parts).set_index(["study", "method"])
     cells = table.map(lambda text: text.split()[0] if isinstance(text, str) else text)
     assert cells.loc[("gradual", "none (continue)"), [0.0, 0.5]].tolist() == ["0.5015", "0.6015"]

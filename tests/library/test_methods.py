@@ -188,7 +188,7 @@ def test_clear_and_rewarm_decide_about_moments_themselves(policy):
 
 
 def test_the_rate_rises_again_and_the_loop_keeps_its_own():
-    """Also where a GradScaler skips a step, which is made again, and where the schedule goes on."""
+    """Also where a GradScaler skips a step, which is then repeated, and where the schedule changes the rate."""
     _, adam, treatment = trained("rewarm", "clear", steps=4)
     assert step(treatment) == [0.1]  # before its first boundary
     treatment.boundary(1)

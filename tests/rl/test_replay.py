@@ -116,7 +116,7 @@ def restored(replay):
 @pytest.mark.parametrize("between, block", [(1, 3), (13, 256)])
 def test_every_transition_of_every_checkpoint_equals_the_frame_stack_wrapper(between, block, monkeypatch):
     """Saved after every `between` steps, from before the ring is full until it has wrapped around several times.
-    Odd turns go on with the restored replay, even ones with that which was saved. At last a restart truncates episodes
+    Odd turns continue with the restored replay, even ones with that which was saved. At last a restart truncates episodes
     in their middle, and keeps their true next frames."""
     monkeypatch.setattr(module, "BLOCK", block)
     played = Played(0, capacity=20)
