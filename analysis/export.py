@@ -1,6 +1,6 @@
 """Run folders as the compressed CSV files of analysis/results, small enough to commit."""
 
-import gzip
+import lzma
 from pathlib import Path
 
 import pandas as pd
@@ -30,11 +30,11 @@ def export(results: Results, folder: Path = RESULTS) -> list[Path]:
     paths = []
     for experiment, size in settings:
         rows = metrics[(metrics["experiment"] == experiment) & (metrics["size"] == size)]
-        paths.append(_write(rows[COLUMNS["metrics"]], folder / "metrics" / f"{experiment}-{size}.csv.gz"))
+        paths.append(_write(rows[COLUMNS["metrics"]], folder / "metrics" / f"{experiment}-{size}.csv.xz"))
     for name in ("runs", "boundaries"):
         order = [c for c in ("experiment", "size", "label", "seed", "phase") if c in COLUMNS[name]]
         frame = getattr(table, name).sort_values(order, kind="stable")
-        paths.append(_write(frame[COLUMNS[name]], folder / f"{name}.csv.gz"))
+        paths.append(_write(frame[COLUMNS[name]], folder / f"{name}.csv.xz"))
     return paths
 
 
@@ -48,10 +48,10 @@ def thin(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _write(frame: pd.DataFrame, path: Path) -> Path:
-    """Write a frame as compressed CSV, without the time, so that the same numbers give the same bytes."""
+    """Write a frame as compressed CSV, so that the same numbers give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # A column that also holds None would be written with all digits.
     text = frame.infer_objects().to_csv(index=False, float_format="%.6g", lineterminator="\n")
     with written_aside(path) as aside:
-        aside.write_bytes(gzip.compress(text.encode(), mtime=0))
+        aside.write_bytes(lzma.compress(text.encode(), preset=9))
     return path

@@ -38,7 +38,7 @@ COLUMNS = {
         "common_matrices", "common_dfi_before", "common_dfi_after", "common_sfe_share",
     ],
 }  # fmt: skip
-RUNS_FILE = "runs.csv.gz"
+RUNS_FILE = "runs.csv.xz"
 TEXT = dict.fromkeys([c for c in COLUMNS["runs"] if c not in ("seed", "dirty")] + ["metric"], str)
 COORDINATES = ["phase", "step", "epoch"]  # of a logged value
 # what damaged or hostile files make their readers raise
@@ -267,7 +267,7 @@ def load_exported(folder: str | Path = RESULTS) -> Results:
     """Return the results that `export` wrote, if any. Raises UserError for runs that were exported twice."""
     frames = []
     for name, columns in COLUMNS.items():
-        files = sorted(Path(folder).glob("metrics/*.csv.gz" if name == "metrics" else f"{name}.csv.gz"))
+        files = sorted(Path(folder).glob("metrics/*.csv.xz" if name == "metrics" else f"{name}.csv.xz"))
         empty = {column: [""] for column in columns if column not in TEXT}
         read = [pd.read_csv(path, dtype=TEXT, keep_default_na=False, na_values=empty) for path in files]
         frames.append(pd.concat(read, ignore_index=True)[columns] if read else pd.DataFrame(columns=columns))
