@@ -133,9 +133,8 @@ def _compared(part: Results, which: str, rounds: int) -> pd.DataFrame:
         return table[COLUMNS]
     together = table["planned"] * (which == "confirming")  # what was planned later has a family of its own
     for _, family in table[table["planned"] > 0].groupby(["kind", together]):
-        table.loc[family.index, ["p_holm", "p_least"]] = np.transpose(
-            corrected(family["p"], family["complete"])
-        )
+        both = corrected(family["p"], family["complete"])
+        table.loc[family.index, ["p_holm", "p_least"]] = np.transpose(both)
     table.loc[~table["complete"].astype(bool), ["gain", "low", "high", "p", "p_holm"]] = np.nan
     table["verdict"] = [verdict(row) for row in table.to_dict("records")]
     return table[COLUMNS]

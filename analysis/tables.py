@@ -21,7 +21,7 @@ from analysis.runs import RESULTS, SIZES, Results, at_largest_size, at_most, loa
 from analysis.stats import estimate
 from fire_core.files import write_atomic
 
-ROOT = RESULTS.parents[1]
+ROOT, DIAL = RESULTS.parents[1], RESULTS / "dial"
 PAGES = ("findings", "studies", "concepts/statistics", "how-to/batch_norm", "how-to/try_before_you_treat")
 DOCUMENTS = ["README.md", "REPRODUCED.md", *(f"docs/{page}.md" for page in PAGES)]
 GAINS = {names.panel(name): (name, "medium") for name in studies.GAINS}
@@ -72,16 +72,13 @@ def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
         fresh = " from 6 on" if not row["planned"] and min(row["exploring_gains"], default=0) > 5 else ""
         explored = f"{gain_text(row, 'exploring_')} ({row['exploring_seeds']}{fresh})"
         told = {"panel": names.panel(row["experiment"]), "size": row["size"], "comparison": claim_text(row)}
-        told["paper's gain"] = number(paper_gain(row), row["decimals"], sign=True)
+        theirs = paper.gain(row["experiment"], row["better"], row["worse"])
+        told["paper's gain"] = number(theirs, row["decimals"], sign=True)
         told |= {"exploratory: gain [95 %] (seeds)": explored, "confirmatory: gain [95 %]": gain_text(row)}
         told["done"] = f"{row['seeds']} of {row['planned']}" if row["planned"] else "not planned"
         said = row["verdict"] + (f" ({row['note']})" if row["note"] else "")
         table.append(told | {"p, Holm": rendering.p_text(row["p_holm"]), "verdict": said})
     return pd.DataFrame(table)
-
-
-def paper_gain(row: Mapping[str, Any]) -> float:
-    return paper.gain(row["experiment"], row["better"], row["worse"])
 
 
 def claim_text(claim: Mapping[str, Any]) -> str:
@@ -165,9 +162,10 @@ def contradictions(material: Material) -> pd.DataFrame:
     """Return the decided comparisons whose order is not the paper's, and the order of curvature in Figure 5b."""
     table = []
     for row in material.planned[material.planned["verdict"].isin(claims.DECIDED)].to_dict("records"):
-        if paper_gain(row) * row["gain"] < 0:
-            theirs = number(paper_gain(row), row["decimals"], sign=True)
-            table.append((names.panel(row["experiment"]), claim_text(row), theirs, gain_text(row)))
+        theirs = paper.gain(row["experiment"], row["better"], row["worse"])
+        if theirs * row["gain"] < 0:
+            found = number(theirs, row["decimals"], sign=True)
+            table.append((names.panel(row["experiment"]), claim_text(row), found, gain_text(row)))
     theirs, what = paper.figure_5b("hessian_lambda_max"), "largest Hessian eigenvalue: FIRE, S&P"
     told = f"{theirs['fire']:.1f}, {theirs['shrink_perturb']:.1f} (network not named)"
     for row in fig5.hessians(at_largest_size(material.frame)).to_dict("records"):
@@ -389,11 +387,11 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "boundaries": other_boundaries,
     "gains": lambda material: minus_none(estimates.gains(material.frame), GAINS, studies.PARTS),
     "exploratory": lambda material: minus_none(material.frame, names.NAMES["exploratory"], EXPLORED),
-    "dial": lambda _: dial.table(settings(load_exported(RESULTS / "dial"))),
+    "dial": lambda _: dial.table(settings(load_exported(DIAL))),
     "timing": lambda material: timing.table(material.parts("mistiming*", "gradual*", *timing.BASES.values())),
-    "cap": lambda material: dial.confirmed(settings(load_exported(RESULTS / "dial")), material.results),
-}
-TABLES |= {
+    "cap": lambda material: dial.confirmed(settings(load_exported(DIAL)), material.results),
+    "optimizer": lambda material: dial.controlled(settings(load_exported(DIAL)), material.results),
+} | {
     table.__name__: table
     for table in (counts, pooled, premises, example, contradictions, random_labels, costs, batch_norm,
                   status, overview, trials, triggers, scaling, moved, convergence, table1)

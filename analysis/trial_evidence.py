@@ -117,9 +117,7 @@ def tables(found: Sequence[Panel]) -> dict[str, pd.DataFrame]:
     """Return the tables of the evidence by title."""
     # at the last share, all panels count
     by_share = {f"always {name}": (rule, SHARES[-1], 3) for name, rule in ALWAYS.items()}
-    by_share |= {
-        f"{name} of {share:.0%}": (rule, share, 3) for name, rule in RULES.items() for share in SHARES
-    }
+    by_share |= {f"{name} of {s:.0%}": (rule, s, 3) for name, rule in RULES.items() for s in SHARES}
     by_repeats = {f"trial of 20%, {n} repeats": (leader, 0.2, n) for n in (1, 2, 3, 5)}
     by_repeats |= {f"cautious trial of 20%, {n} repeats": (cautious, 0.2, n) for n in (2, 3, 5)}
     made = {}

@@ -200,9 +200,7 @@ def rows_of(
     for group, columns in figures:
         values = torch.stack([column.double() for column in columns.values()], dim=1).tolist()
         for t, numbers in zip(group, values, strict=True):
-            known = {
-                key: kinds.get(key, float)(value) for key, value in zip(columns, numbers) if value == value
-            }
+            known = {key: kinds.get(key, float)(x) for key, x in zip(columns, numbers) if x == x}
             rows[t.name] = Row(t.name, t.parameter, t.shape, action, t.reason, **known)
     return list(rows.values())
 

@@ -177,12 +177,11 @@ def _memory(kind: type) -> _Memory:
         methods = {each.name: each for each in trees if isinstance(each, ast.FunctionDef)}
         start = ast.unparse(methods["__init__"]) if "__init__" in methods else ""
         starts = {"__init__", "add_param_group", *re.findall(r"self\.(\w+)\(", start)}
-        training = "".join(
-            ast.unparse(each) for name, each in methods.items() if name not in starts | NO_TRAINING
-        )
+        excluded = starts | NO_TRAINING
+        training = "".join(ast.unparse(each) for name, each in methods.items() if name not in excluded)
         both = set(re.findall(r"self\.(\w+)\(", training))  # some start, and run in every step too
         for name, method in methods.items():
-            if name not in starts | NO_TRAINING:
+            if name not in excluded:
                 text = ast.unparse(method)
                 memory.needed.update(re.findall(r"\['(\w+)'\](?! = )", text))
                 asked.update(re.findall(r"'(\w+)' (?:not )?in |\.(?:get|setdefault)\('(\w+)'", text))
@@ -247,9 +246,7 @@ def _copies(nest: list[Any]) -> list[tuple[str, Tensor, Tensor]]:
     for p, entry in [item for part in nest for item in part.state.items() if isinstance(item[1], Mapping)]:
         tensors = [(key, value) for key, value in entry.items() if isinstance(value, Tensor)]
         known |= {id(value) for _, value in tensors}
-        found += [
-            (key, p, value) for key, value in tensors if key in keys and getattr(p, "shape", 0) == value.shape
-        ]
+        found += [(key, p, t) for key, t in tensors if key in keys and getattr(p, "shape", 0) == t.shape]
     for part in nest:
         for name, held in groupby(_held(part), key=itemgetter(0)):
             copies = [(key, v) for _, key, v in held if isinstance(v, Tensor) and id(v) not in known]

@@ -3,6 +3,7 @@ that was chosen from it, on fresh seeds; and the controls. The rules are in docs
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -69,31 +70,46 @@ def chosen(part: Results) -> str:
 
 
 def confirmed(parts: Sequence[Results], results: Results) -> pd.DataFrame:
-    """Return the verdicts on `cap` against `none` and FIRE on the fresh seeds, and on FIRE, the controls and no treatment.
+    """Return the verdicts on `cap` against `none` and FIRE on the fresh seeds. The tests of a panel are one family.
 
-    No treatment is `none`, or on random labels `none` with kept moments. The tests of the cap in a panel are one family, and
-    those of the controls another. results: with the exploring seeds that say whether the premise of a panel holds.
+    results: those of the claims, with the exploring seeds that say whether the premise of a panel holds.
     """
     rows = []
     for part in parts:
-        part = merged(part, results.select(**part.first[SETTING]), [*SETTING, "label", "seed"])
         fresh = part.select(seed=FRESH).methods
         pairs = [(cap, other) for cap in fresh if fresh[cap] == "cap" for other in ("none", "fire")]
         rows += tested(part, pairs, FRESH, results)
-        shown = [label for label, method in part.methods.items() if method in ("clear", "rewarm")]
-        kept = [c for c in part.methods if part.overrides[c] == {"optimizer_state": "keep"}]
-        base = next((label for label in kept if part.methods[label] == "none"), "none")
-        pairs = [(label, base) for label in ("fire", *shown)] if shown else []
-        rows += tested(part, [*pairs, *(("fire", label) for label in shown)], CONTROLLED, results)
     return pd.DataFrame(rows)
 
 
-def tested(part: Results, pairs: list[tuple[str, str]], seeds: range, results: Results) -> list[dict]:
-    """Return a row with the verdict on `better` > `worse` for each pair of labels, on these seeds, corrected together."""
+def controlled(parts: Sequence[Results], results: Results) -> pd.DataFrame:
+    """Return one row per panel and control: FIRE and the control against no treatment, and FIRE against the control. The
+    tests of a panel are one family. No treatment is `none`, or on random labels `none` with kept moments."""
+    rows, heads = [], ("FIRE > untreated", "control > untreated", "FIRE > control")
+    for part in parts:
+        controls = part.select(method=["clear", "rewarm"]).methods
+        untreated = part.select(method="none").overrides
+        base = next((c for c in untreated if untreated[c] == {"optimizer_state": "keep"}), "none")
+        pairs = [("fire", base), *(pair for c in controls for pair in ((c, base), ("fire", c)))]
+        found = tested(part, pairs, CONTROLLED, results, premise=True)
+        texts = [f"{row['gain [95 %]']}, {row['verdict']}" for row in found]
+        for first, method in zip(range(1, len(texts), 2), controls.values()):
+            row = {"panel": names.panel(part.first["experiment"]), "control": method}
+            rows.append(row | dict(zip(heads, [texts[0], *texts[first : first + 2]])))
+    return pd.DataFrame(rows)
+
+
+def tested(
+    part: Results, pairs: Sequence[tuple[str, str]], seeds: range, results: Results, premise: bool = False
+) -> list[dict[str, Any]]:
+    """Return a row with the verdict on `better` > `worse` for each pair of labels, on these seeds, corrected together.
+    With premise=True, the premise of the panel is not asked."""
+    known = results.select(**part.first[SETTING])
+    part = merged(part, known, [*SETTING, "label", "seed"])
     measure, labels = measures.of(part)[0], part.overrides
     ends = measures.values(part.select(seed=seeds).metrics, measure)
     found = [estimate(claims.gains(ends, *pair, measure)) for pair in pairs]
-    about = {"kind": "claims", "premise": claims.premise(results.select(**part.first[SETTING])).holds}
+    about = {"kind": "claims", "premise": premise or claims.premise(known).holds}
     done, rows = [each.n == len(seeds) for each in found], []
     corrected = claims.corrected([each.p for each in found], done)
     for pair, (gain, low, high, _, n), p, p_least in zip(pairs, found, *corrected):

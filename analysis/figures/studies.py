@@ -74,9 +74,7 @@ def draw_costs(parts: Sequence[Results]) -> Figure:
             look, x = names.look(label), np.arange(3) + 0.08 * (TREATED.index(label) - 1.5)
             means, low, high, *_ = zip(*moments)
             axis.vlines(x, low, high, look.colour, linewidth=1.2)
-            axis.plot(
-                x, means, f"{look.marker}-", label=look.name, color=look.colour, markersize=4, linewidth=0.8
-            )
+            axis.plot(x, means, f"{look.marker}-", label=look.name, color=look.colour, markersize=4, lw=0.8)
         axis.set_xticks(range(len(MOMENTS)), MOMENTS)
         axis.set_title(names.title(part).replace(" on ", "\non ", 1).rsplit("\n", 1)[0])
     return plot.with_legend(figure, grid[0])

@@ -119,9 +119,8 @@ def outgoing(net: nn.Module, layer: UnitLayer) -> list[Entries]:
         stacked = is_stack(module)
         in_order = not stacked and name not in layer.columns
         places = (layer.units, -1) if in_order else layer.columns_in(name)
-        found.append(
-            Entries(f"{name}.weight".lstrip("."), module.weight, (0, 2) if stacked else (1,), places)
-        )
+        entries = Entries(f"{name}.weight".lstrip("."), module.weight, (0, 2) if stacked else (1,), places)
+        found.append(entries)
     return found
 
 

@@ -214,19 +214,20 @@ def test_the_controls_are_judged_against_kept_moments_where_these_ran(tmp_path):
         write_runs(tmp_path, CELL, levels | more, [seed])
     write_runs(tmp_path, CELL, {"none-keep": 0.51}, seeds, overrides=["optimizer_state=keep"])
     results = load(tmp_path)
-    table = dial.confirmed(settings(results), results).set_index("claim")
-    kept = "none (continue) [optimizer_state=keep]"
-    told = {f"FIRE > {kept}": "holds", f"clear > {kept}": "holds", f"rewarm > {kept}": "not decided"}
-    assert table["verdict"].to_dict() == told | {"FIRE > clear": "holds", "FIRE > rewarm": "holds"}
-    assert set(table["seeds"]) == {10} and table["gain [95 %]"].str.startswith("+").sum() == 4
-    # open until all of their seeds are done, and where no premise is known
+    table = dial.controlled(settings(results), results).set_index("control")
+    verdicts = table.map(lambda cell: cell.rpartition(", ")[2])
+    told = {"FIRE > untreated": "holds", "control > untreated": "holds", "FIRE > control": "holds"}
+    assert verdicts.loc["clear", list(told)].to_dict() == told
+    assert verdicts.loc["rewarm", list(told)].to_dict() == told | {"control > untreated": "not decided"}
+    assert table.loc["rewarm", "FIRE > untreated"].startswith("+0.1990 [")
+    # open until all of their seeds are done; a panel whose premise is not known is judged, too
     unfinished = results.filtered(lambda frame: frame["label"].ne("rewarm") | frame["seed"].lt(9))
-    again = dial.confirmed(settings(unfinished), unfinished).set_index("claim")
-    assert again.loc[f"rewarm > {kept}", ["p, Holm", "verdict"]].tolist() == ["1.00", "open"]
+    again = dial.controlled(settings(unfinished), unfinished).set_index("control")
+    assert again.loc["rewarm", "control > untreated"].endswith("open")
     apart = results.select(label=["clear", "rewarm", "none-keep"])
-    assert dial.confirmed(settings(apart), results).set_index("claim")["verdict"].equals(table["verdict"])
+    assert dial.controlled(settings(apart), results).set_index("control").equals(table)
     without_premise = results.select(label=["clear", "rewarm", "none-keep", "none", "fire"])
-    assert set(dial.confirmed(settings(results), without_premise)["verdict"]) == {"open"}
+    assert dial.controlled(settings(results), without_premise).set_index("control").equals(table)
 
 
 def test_figures_are_the_same_bytes_twice_and_say_where_they_come_from(root, tmp_path):
