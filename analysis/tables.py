@@ -21,7 +21,7 @@ from analysis.runs import RESULTS, SIZES, Results, at_largest_size, at_most, loa
 from analysis.stats import estimate
 from fire_core.files import write_atomic
 
-ROOT, DIAL = RESULTS.parents[1], RESULTS / "dial"
+ROOT, DIAL, CONTROLS = RESULTS.parents[1], RESULTS / "dial", RESULTS / "controls"
 PAGES = ("findings", "studies", "concepts/statistics", "how-to/batch_norm", "how-to/try_before_you_treat")
 DOCUMENTS = ["README.md", "REPRODUCED.md", *(f"docs/{page}.md" for page in PAGES)]
 GAINS = {names.panel(name): (name, "medium") for name in studies.GAINS}
@@ -390,7 +390,7 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "dial": lambda _: dial.table(settings(load_exported(DIAL))),
     "timing": lambda material: timing.table(material.parts("mistiming*", "gradual*", *timing.BASES.values())),
     "cap": lambda material: dial.confirmed(settings(load_exported(DIAL)), material.results),
-    "optimizer": lambda material: dial.controlled(settings(load_exported(DIAL)), material.results),
+    "optimizer": lambda material: dial.controlled(settings(load_exported(CONTROLS)), material.results),
 } | {
     table.__name__: table
     for table in (counts, pooled, premises, example, contradictions, random_labels, costs, batch_norm,
