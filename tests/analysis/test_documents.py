@@ -63,7 +63,7 @@ def test_the_controls_explain_a_part_at_most(material):
     assert set(part) == {("2a ResNet-18", "rewarm"), ("random_label", "clear"), ("random_label", "rewarm")}
     gain = rows.map(lambda cell: float(cell.split()[0]))
     share = gain.loc[part, "control > untreated"] / gain.loc[part, "FIRE > untreated"]
-    assert share.round(2).to_dict() == dict(zip(part, (0.23, 0.23, 0.48))), "a fifth, a quarter, half"
+    assert share.round(2).to_dict() == dict(zip(part, (0.23, 0.23, 0.48))), "about a quarter, about half"
     assert "gives about a quarter of it" in prose("docs/findings.md")
 
 
