@@ -73,8 +73,7 @@ def write_export(options: Namespace) -> int:
 
 
 def write_explorer(options: Namespace) -> int:
-    """Write one HTML page on which you choose panels, switch methods on and off and see single seeds. It needs no server
-    and no network."""
+    """Write one HTML page, without a server, on which you choose panels and methods and see single seeds."""
     results = open_results(options.root, options.size)
     path = Path(options.out or f"{options.root}/explore.html")
     path.parent.mkdir(parents=True, exist_ok=True)

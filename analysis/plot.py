@@ -188,8 +188,7 @@ def provenance(runs: pd.DataFrame) -> str:
 def save(
     figure: Figure, stem: Path, formats: Sequence[str], caption: str, parts: list[Results]
 ) -> list[Path]:
-    """Write `stem`.png and so on with caption and provenance, but no dates, inside, and `stem`.md with both; return the
-    paths."""
+    """Write `stem`.png and so on with caption and provenance inside, but no dates, and `stem`.md; return the paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     source = provenance(pd.concat([part.runs for part in parts]))
     title, about = {"Title": stem.name}, f"{caption} {source}"

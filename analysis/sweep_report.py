@@ -25,8 +25,7 @@ WIDTH, BARS = 60, "▁▂▃▄▅▆▇█"  # of a curve in characters
 
 
 def show(results: Results, experiments: Sequence[str], root: Path, size: str) -> list[str]:
-    """Print and write, below `root`, the tables and the figure of these experiments. Return what failed, is missing or
-    logs no known measure."""
+    """Print and write, below `root`, tables and figure of experiments. Return what failed, is missing or logs no measure."""
     frame = estimates.frame(results)
     ends = frame[frame["kind"] == "result"]
     shown = [(part, rows) for part in settings(results) if len(rows := estimates.of(ends, part))]

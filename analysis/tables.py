@@ -87,7 +87,8 @@ def claim_text(claim: Mapping[str, Any]) -> str:
 
 
 def planned(material: Material, kind: str) -> pd.DataFrame:
-    return comparisons(material.planned.query("kind == @kind")).drop(columns="size")
+    rows = material.planned.query("kind == @kind")
+    return comparisons(rows[~rows["worse"].isin(forest.LATER)]).drop(columns="size")
 
 
 def premises(material: Material) -> pd.DataFrame:
@@ -143,12 +144,17 @@ def example(material: Material) -> pd.DataFrame:
     return pd.DataFrame(table | {"p, Holm": rows["p_holm"].map("{:.2g}".format), "verdict": rows["verdict"]})
 
 
-def grid(material: Material, rivals: Sequence[str]) -> pd.DataFrame:
-    """Return one row per panel of the paper and one column per rival: where FIRE ends, by the verdict of the panel."""
+def grid(material: Material, rivals: Sequence[str], cell: Callable[..., str]) -> pd.DataFrame:
+    """Return the text `cell` of FIRE against each rival: one row per panel of the paper and one column per rival."""
     rows = claims.of_fire(material.planned)
-    wide = rows.assign(side=column(side, rows)).pivot(index="experiment", columns="worse", values="side")
+    wide = rows.assign(cell=column(cell, rows)).pivot(index="experiment", columns="worse", values="cell")
     wide = wide.reindex(paper.panels(), columns=rivals).dropna(how="all").fillna("-")
-    return by_panel(wide.rename(columns=lambda rival: f"against {forest.short(rival)}"))
+    return wide.rename(columns=lambda rival: names.look(rival).name)
+
+
+def by_rival(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of `grid` with one row per rival and one column per panel."""
+    return table.rename(index=names.panel).T.rename_axis("FIRE against").reset_index()
 
 
 def side(row: Mapping[str, Any]) -> str:
@@ -381,8 +387,9 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "claims": partial(planned, kind="claims"),
     "controls": lambda material: planned(material, "controls").drop(columns="paper's gain"),
     "rivals": partial(planned, kind="rivals"),
-    "verdicts": partial(grid, rivals=claims.GROUPS),
-    "instead": partial(grid, rivals=forest.RIVALS),
+    "verdicts": lambda material: by_panel(grid(material, claims.GROUPS, side).rename(columns="against {}".format)),
+    "instead": lambda material: by_rival(grid(material, forest.RIVALS, side)),
+    "later": lambda material: by_rival(grid(material, forest.LATER, lambda row: f"{gain_text(row)}, {row['verdict']}")),
     "studies": single_questions,
     "boundaries": other_boundaries,
     "gains": lambda material: minus_none(estimates.gains(material.frame), GAINS, studies.PARTS),

@@ -10,14 +10,10 @@ from analysis import claims, names, paper
 from analysis.plot import Axes, Figure, Line2D, plt
 from analysis.runs import Results
 
-RIVALS = ("dash", "muon", "redo", "adamo", "spectral", "weight_clipping", "hare_tortoise", "upgd")
+LATER = ("adamo", "spectral", "weight_clipping", "hare_tortoise", "upgd")  # their settings are searched
+RIVALS = ("dash", "muon", "redo", *LATER)
 REACH, WITHIN = 9.0, 7.5  # of the axis and of the marks on it, in standard deviations
 COLOUR, PALE, GREY, THEIRS = "#D55E00", "#F0B48A", "#A8A8A8", "#222222"
-
-
-def short(rival: str) -> str:
-    """Return the name of a rival as the head of a column."""
-    return names.NAMES["columns"].get(rival, names.look(rival).name)
 
 
 def draw(parts: Sequence[Results]) -> Figure:
@@ -26,7 +22,8 @@ def draw(parts: Sequence[Results]) -> Figure:
     panels = [panel for panel in paper.panels() if panel in set(table["experiment"])]
     size = {part.first["experiment"]: part.first["size"] for part in parts}
     titles = [names.panel(each) + ("" if size[each] == "medium" else f" ({size[each]})") for each in panels]
-    figure, grid = _grid(claims.GROUPS, [*titles, "all panels that count"], 0.19)
+    heads = [f"against {names.look(rival).name}" for rival in claims.GROUPS]
+    figure, grid = _grid(heads, [*titles, "all panels that count"])
     frames, rounds = (table, claims.verdicts(parts, "exploring")), (comparisons(first), comparisons(table))
     confirmed, early = (claims.pooled(frame).set_index("rival") for frame in frames)
     for axis, rival in zip(grid, claims.GROUPS):
@@ -62,21 +59,22 @@ def draw_rivals(parts: Sequence[Results]) -> Figure:
     table = claims.verdicts(parts)
     found = comparisons(table[table["planned"] > 0])
     panels = [panel for panel in paper.panels() if any((panel, rival) in found for rival in RIVALS)]
-    figure, grid = _grid(RIVALS, [names.panel(panel) for panel in panels], 0.3)
-    for axis, rival in zip(grid, RIVALS):
-        for place, panel in enumerate(panels):
+    titles = [names.look(rival).name for rival in RIVALS]
+    figure, grid = _grid([names.panel(panel) for panel in panels], titles)
+    for axis, panel in zip(grid, panels):
+        for place, rival in enumerate(RIVALS):
             if row := found.get((panel, rival)):
-                draw_row(axis, -place, row | {"colour": COLOUR if row["decided"] else GREY}, "o")
-    grid[0].set_ylim(-len(panels) + 0.5, 0.5)
+                undecided = {} if row["verdict"] in claims.DECIDED else {"colour": GREY}
+                draw_row(axis, -place, row | undecided, "o")
+    grid[0].set_ylim(-len(RIVALS) + 0.5, 0.5)
     return figure
 
 
-def _grid(rivals: Sequence[str], titles: Sequence[str], step: float) -> tuple[Figure, Sequence[Axes]]:
-    size = 8.0, step * len(titles) + 1.0
-    figure, grid = plt.subplots(1, len(rivals), figsize=size, sharey=True)
-    for axis, rival in zip(grid, rivals):
+def _grid(heads: Sequence[str], titles: Sequence[str]) -> tuple[Figure, Sequence[Axes]]:
+    figure, grid = plt.subplots(1, len(heads), figsize=(8.0, 0.19 * len(titles) + 1.0), sharey=True)
+    for axis, head in zip(grid, heads):
         axis.axvline(0, color="#8A8A8A", linewidth=0.8, zorder=1)
-        axis.set_title(f"{'against ' if len(rivals) < 5 else ''}{short(rival)}")
+        axis.set_title(head)
         axis.set_xlim(-REACH, REACH)
         axis.grid(False, axis="y")
         axis.tick_params(axis="y", length=0)
@@ -97,8 +95,7 @@ def comparisons(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
             ends = {name: row[f"{prefix}{name}"] / deviation for name in ("gain", "low", "high")}
             colour = GREY if not_met else COLOUR if confirmed else PALE
             about = {"seeds": sorted(row[f"{prefix}gains"]), "colour": colour, "hollow": not_met}
-            decided = row["verdict"] in claims.DECIDED
-            found[row["experiment"], row["worse"]] = ends | about | {"decided": decided}
+            found[row["experiment"], row["worse"]] = ends | about | {"verdict": row["verdict"]}
     return found
 
 

@@ -78,8 +78,7 @@ def gradients(learner: Learner, trained: list[nn.Parameter], batch: Batch) -> tu
 
 
 def update(learner: Learner, treatment: Attached, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Take one gradient step on the trained network in place, with the method. Return loss and mean target, detached and
-    not synchronised."""
+    """Take one gradient step on the trained network, with the method; return loss and mean target, not synchronised."""
     penalty, trained = treatment.penalty(), learner.trained()
     treatment.optimizer.zero_grad(set_to_none=True)
     loss, value, slopes = learner.gradients(learner, trained, batch)

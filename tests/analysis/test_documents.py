@@ -61,6 +61,8 @@ def test_the_controls_explain_a_part_at_most(material):
     assert set(gained["FIRE > control"]) == {"holds"}, "no control explains the gain"
     part = gained.index[gained["control > untreated"] == "holds"]
     assert set(part) == {("2a ResNet-18", "rewarm"), ("random_label", "clear"), ("random_label", "rewarm")}
+    alone = verdicts[verdicts["control > untreated"] == "holds"].index.difference(part)
+    assert list(alone) == [("2a ViT-Tiny", "rewarm")] and len(rows) == 13, "a gain without one of FIRE"
     gain = rows.map(lambda cell: float(cell.split()[0]))
     share = gain.loc[part, "control > untreated"] / gain.loc[part, "FIRE > untreated"]
     assert share.round(2).to_dict() == dict(zip(part, (0.23, 0.23, 0.48))), "about a quarter, about half"
