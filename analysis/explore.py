@@ -95,9 +95,8 @@ def _measure(rows: pd.DataFrame, labels: dict[str, int]) -> dict[str, Any]:
     """Return the estimates of one measure, with the text of the tables: [method, mean, low, high, seeds, text] and
     [method, reference, text of the difference, word, pairs, p]."""
     rows = rows.assign(place=rows["label"].map(labels)).sort_values("place", kind="stable")
-    numbers = ("place", "mean", "low", "high", "n")
     own = estimates.means(rows).to_dict("records")
-    ends = [[*(_short(row[n]) for n in numbers), _text(row)] for row in own]
+    ends = [[*(_short(row[n]) for n in ("place", "mean", "low", "high", "n")), _text(row)] for row in own]
     gaps = [
         [row["place"], row["reference"], difference_text(row), row["word"], row["pairs"], p_text(row["p"])]
         for row in rows[rows["reference"] != ""].to_dict("records")

@@ -43,8 +43,7 @@ def renewed(record: pd.DataFrame, notes: pd.DataFrame) -> pd.DataFrame:
     of one quantity, the one that found the largest difference counts."""
     fresh = notes.sort_values("difference", ascending=False, kind="stable", na_position="first")
     fresh = fresh.assign(test=fresh["test"].str.split("[").str[0], commit=describe()["commit"])
-    both = pd.concat([fresh, record]).drop_duplicates(QUANTITY)
-    return both.sort_values(QUANTITY, kind="stable")
+    return pd.concat([fresh, record]).drop_duplicates(QUANTITY).sort_values(QUANTITY, kind="stable")
 
 
 def failed(record: pd.DataFrame) -> pd.DataFrame:

@@ -86,9 +86,8 @@ def claim_text(claim: Mapping[str, Any]) -> str:
     return f"{names.look(claim['better']).name} > {names.look(claim['worse']).name}"
 
 
-def planned(material: Material, kind: str) -> pd.DataFrame:
-    rows = material.planned.query("kind == @kind")
-    return comparisons(rows[~rows["worse"].isin(forest.LATER)]).drop(columns="size")
+def planned(material: Material, which: str) -> pd.DataFrame:
+    return comparisons(material.planned.query(which)).drop(columns="size")
 
 
 def premises(material: Material) -> pd.DataFrame:
@@ -162,6 +161,11 @@ def side(row: Mapping[str, Any]) -> str:
     if row["verdict"] not in claims.DECIDED:
         return row["verdict"]
     return "beats" if row["gain"] > 0 else "loses to"
+
+
+def verdict_text(row: Mapping[str, Any]) -> str:
+    """Return for example `+0.0386 [+0.0186, +0.0585], FIRE ahead`, or `open` alone."""
+    return f"{gain_text(row)}, {row['verdict']}".removeprefix("-, ")
 
 
 def contradictions(material: Material) -> pd.DataFrame:
@@ -384,12 +388,12 @@ def table1(_: Material) -> pd.DataFrame:
 
 # ------------------------------------------------------------------------------------------------ documents
 TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
-    "claims": partial(planned, kind="claims"),
-    "controls": lambda material: planned(material, "controls").drop(columns="paper's gain"),
-    "rivals": partial(planned, kind="rivals"),
+    "claims": partial(planned, which="kind == 'claims'"),
+    "controls": lambda material: planned(material, "kind == 'controls'").drop(columns="paper's gain"),
+    "rivals": partial(planned, which="kind == 'rivals' and worse not in @forest.LATER"),
     "verdicts": lambda material: by_panel(grid(material, claims.GROUPS, side).rename(columns="against {}".format)),
     "instead": lambda material: by_rival(grid(material, forest.RIVALS, side)),
-    "later": lambda material: by_rival(grid(material, forest.LATER, lambda row: f"{gain_text(row)}, {row['verdict']}")),
+    "later": lambda material: by_rival(grid(material, forest.LATER, verdict_text)),
     "studies": single_questions,
     "boundaries": other_boundaries,
     "gains": lambda material: minus_none(estimates.gains(material.frame), GAINS, studies.PARTS),

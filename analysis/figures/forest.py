@@ -10,7 +10,8 @@ from analysis import claims, names, paper
 from analysis.plot import Axes, Figure, Line2D, plt
 from analysis.runs import Results
 
-LATER = ("adamo", "spectral", "weight_clipping", "hare_tortoise", "upgd")  # their settings are searched
+LATER = ("adamo", "spectral", "weight_clipping", "hare_tortoise", "upgd")
+LATER += ("cpr", "l2_er", "swr", "nap", "regrama", "singular_clip")
 RIVALS = ("dash", "muon", "redo", *LATER)
 REACH, WITHIN = 9.0, 7.5  # of the axis and of the marks on it, in standard deviations
 COLOUR, PALE, GREY, THEIRS = "#D55E00", "#F0B48A", "#A8A8A8", "#222222"
@@ -56,17 +57,16 @@ def draw(parts: Sequence[Results]) -> Figure:
 
 def draw_rivals(parts: Sequence[Results]) -> Figure:
     """Return the figure of the rivals that were planned."""
-    table = claims.verdicts(parts)
-    found = comparisons(table[table["planned"] > 0])
+    found = comparisons(claims.verdicts(parts).query("planned > 0"))
     panels = [panel for panel in paper.panels() if any((panel, rival) in found for rival in RIVALS)]
-    titles = [names.look(rival).name for rival in RIVALS]
-    figure, grid = _grid([names.panel(panel) for panel in panels], titles)
+    rivals = [rival for rival in RIVALS if any((panel, rival) in found for panel in panels)]
+    figure, grid = _grid([*map(names.panel, panels)], [names.look(rival).name for rival in rivals])
     for axis, panel in zip(grid, panels):
-        for place, rival in enumerate(RIVALS):
+        for place, rival in enumerate(rivals):
             if row := found.get((panel, rival)):
                 undecided = {} if row["verdict"] in claims.DECIDED else {"colour": GREY}
                 draw_row(axis, -place, row | undecided, "o")
-    grid[0].set_ylim(-len(RIVALS) + 0.5, 0.5)
+    grid[0].set_ylim(-len(rivals) + 0.5, 0.5)
     return figure
 
 

@@ -105,8 +105,7 @@ def draw_scaling(parts: Sequence[Results]) -> Figure:
     table = scaling(parts)
     figure, grid = plt.subplots(1, 2, figsize=(7.0, 3.0))
     for axis, pair in zip(grid, PAIRS):
-        rows = table[table["pair"] == pair]
-        for place, (study, line) in enumerate(rows.groupby("study", sort=False)):
+        for place, (study, line) in enumerate(table[table["pair"] == pair].groupby("study", sort=False)):
             beside = line["images"] * 1.03**place  # so that intervals do not cover each other
             (drawn,) = axis.plot(beside, line["mean"], "o-", markersize=4, linewidth=1.2, label=study)
             axis.vlines(beside, line["low"], line["high"], drawn.get_color(), linewidth=1.2)

@@ -60,8 +60,7 @@ def td_loss(values: Tensor, targets: Tensor) -> Tensor:
 
     targets: (B, 2), action index and target value: one tensor, because methods expect batches of (inputs, targets).
     """
-    chosen = values.gather(1, targets[:, :1].long()).squeeze(1)
-    return smooth_l1_loss(chosen, targets[:, 1])
+    return smooth_l1_loss(values.gather(1, targets[:, :1].long()).squeeze(1), targets[:, 1])
 
 
 def with_actions(batch: Batch, targets: Tensor) -> Tensor:
