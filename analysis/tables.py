@@ -86,8 +86,8 @@ def claim_text(claim: Mapping[str, Any]) -> str:
     return f"{names.look(claim['better']).name} > {names.look(claim['worse']).name}"
 
 
-def planned(material: Material, which: str) -> pd.DataFrame:
-    return comparisons(material.planned.query(which)).drop(columns="size")
+def planned(material: Material, query: str) -> pd.DataFrame:
+    return comparisons(material.planned.query(query)).drop(columns="size")
 
 
 def premises(material: Material) -> pd.DataFrame:
@@ -144,7 +144,7 @@ def example(material: Material) -> pd.DataFrame:
 
 
 def grid(material: Material, rivals: Sequence[str], cell: Callable[..., str]) -> pd.DataFrame:
-    """Return the text `cell` of FIRE against each rival: one row per panel of the paper and one column per rival."""
+    """Return FIRE against rivals, each comparison as the text `cell`: a row per panel of the paper, a column per rival."""
     rows = claims.of_fire(material.planned)
     wide = rows.assign(cell=column(cell, rows)).pivot(index="experiment", columns="worse", values="cell")
     wide = wide.reindex(paper.panels(), columns=rivals).dropna(how="all").fillna("-")
@@ -164,8 +164,8 @@ def side(row: Mapping[str, Any]) -> str:
 
 
 def verdict_text(row: Mapping[str, Any]) -> str:
-    """Return for example `+0.0386 [+0.0186, +0.0585], FIRE ahead`, or `open` alone."""
-    return f"{gain_text(row)}, {row['verdict']}".removeprefix("-, ")
+    """Return for example `+0.0386 [+0.0186, +0.0585], FIRE ahead`, or the verdict alone where there is no gain yet."""
+    return row["verdict"] if pd.isna(row["gain"]) else f"{gain_text(row)}, {row['verdict']}"
 
 
 def contradictions(material: Material) -> pd.DataFrame:
@@ -388,9 +388,9 @@ def table1(_: Material) -> pd.DataFrame:
 
 # ------------------------------------------------------------------------------------------------ documents
 TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
-    "claims": partial(planned, which="kind == 'claims'"),
+    "claims": partial(planned, query="kind == 'claims'"),
     "controls": lambda material: planned(material, "kind == 'controls'").drop(columns="paper's gain"),
-    "rivals": partial(planned, which="kind == 'rivals' and worse not in @forest.LATER"),
+    "rivals": partial(planned, query="kind == 'rivals' and worse not in @forest.LATER"),
     "verdicts": lambda material: by_panel(grid(material, claims.GROUPS, side).rename(columns="against {}".format)),
     "instead": lambda material: by_rival(grid(material, forest.RIVALS, side)),
     "later": lambda material: by_rival(grid(material, forest.LATER, verdict_text)),

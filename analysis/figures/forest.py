@@ -1,4 +1,4 @@
-"""Forest plots of FIRE against rivals: one row per panel of the paper, one column per rival."""
+"""Forest plots of FIRE against rivals in the panels of the paper."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -57,7 +57,7 @@ def draw(parts: Sequence[Results]) -> Figure:
 
 def draw_rivals(parts: Sequence[Results]) -> Figure:
     """Return the figure of the rivals that were planned."""
-    found = comparisons(claims.verdicts(parts).query("planned > 0"))
+    found = comparisons(claims.verdicts(parts).query("planned > 0 and seeds == planned"))
     panels = [panel for panel in paper.panels() if any((panel, rival) in found for rival in RIVALS)]
     rivals = [rival for rival in RIVALS if any((panel, rival) in found for panel in panels)]
     figure, grid = _grid([*map(names.panel, panels)], [names.look(rival).name for rival in rivals])
