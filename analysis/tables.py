@@ -211,8 +211,8 @@ def overview(material: Material) -> pd.DataFrame:
             row[names.look(label).name] = number(means.get(label), decimals)
         for gap in rows.query("label == 'fire' and reference == 'none'").to_dict("records"):
             row |= {"FIRE minus none [95 %]": difference_text(gap, decimals), "seeds": gap["pairs"]}
-        said = estimates.of(material.verdicts, part).query("better == 'fire' and worse == 'none'")["verdict"]
-        table.append(row | {"FIRE > none": said.iloc[0] if len(said) else "-"})
+        said = estimates.of(material.verdicts, part).query("better == 'fire' & worse == 'none' & planned > 0")
+        table.append(row | {"FIRE > none": said["verdict"].iloc[0] if len(said) else "not planned"})
     return pd.DataFrame(table)
 
 

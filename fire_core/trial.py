@@ -79,7 +79,7 @@ def trial(
     if len(named) < len(methods):
         raise UserError(f"methods: two have the same name in {', '.join(named)}: give label -> method")
     chosen = {label: create(m) if isinstance(m, str) else m for label, m in {"none": "none", **named}.items()}
-    _check(chosen, nets, starts, batches, steps, repeats)
+    _check(chosen, nets, starts, loss, batches, steps, repeats)
     result = TrialResult({m: [] for m in chosen}, dict.fromkeys(chosen, 0.0), steps, score is not None)
     options: dict[str, Any] = {"initial": starts, "loss": loss, "optimizer_state": optimizer_state}
     following = followers or {}
@@ -197,16 +197,18 @@ def student_t(probability: float, degrees: int) -> float:
     return math.sqrt(degrees) * math.tan(np.interp(2 * probability - 1, mass / mass[-1], angle))
 
 
-def _check(methods: Any, nets: Any, initial: Any, batches: Any, steps: int, repeats: int) -> None:
+def _check(methods: Any, nets: Any, initial: Any, loss: Any, batches: Any, steps: int, repeats: int) -> None:
     if any(replicas_in(net) or is_sharded(dict(net.named_parameters())) for net in nets.values()):
         raise UserError("trial works in one process: give the network inside DistributedDataParallel or FSDP")
     if steps < PARTS or repeats < 2:
         raise UserError(f"steps={steps}, repeats={repeats}: give at least {PARTS} steps and 2 repeats")
     if isinstance(batches, Iterator):
         raise UserError("batches is an iterator, read only once: give a list, a DataLoader or a function")
-    for label, method in methods.items() if not initial else ():
+    for label, method in methods.items():
         words = (*method.needs, getattr(method, "scale", ""), getattr(method, "fresh", ""))
-        if "initial" in words or getattr(method, "reset", None):
+        if "loss" in words and loss is None:
+            raise UserError(f"method {label!r} needs the loss of a net on a batch: give loss=, or leave it out")
+        if not initial and ("initial" in words or getattr(method, "reset", None)):
             raise UserError(f"method {label!r} needs starting weights: give initial=, or leave it out")
 
 

@@ -66,7 +66,8 @@ class SWR(Method):
                 if self.decay:
                     value = averages[key] = torch.lerp(value, averages.get(key, 0 * value), self.decay)
                 if due and len(chosen := self.choose(value.flatten(), stream)):
-                    p.view(-1)[chosen] = self.draw(start[key], len(chosen), stream).to(p)
+                    fresh = self.draw(start[key], len(chosen), stream).to(p)
+                    p.copy_(p.flatten().index_copy(0, chosen, fresh).view_as(p))
                     averages.pop(key, None)
 
     def choose(self, utility: Tensor, stream: torch.Generator) -> Tensor:

@@ -169,6 +169,7 @@ MISTAKES = [
     ("give the network inside DistributedDataParallel", {"net": (replica(nn.Linear(6, 4)), None, None)}),
     ("at least 10 steps", {"steps": 3}),
     ("iterator", {"batches": iter(DATA)}),
+    ("needs the loss of a net on a batch", {"methods": ["dash"], "loss": None}),
     ("same name in redo", {"methods": [create("redo"), create("redo", threshold=0.3)]}),
     ("step returned no loss", {"step": lambda *_: None, "score": None}),
     *(("needs starting weights: give initial=", {"methods": [m], "initial": None}) for m in FROM_THE_START),
