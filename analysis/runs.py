@@ -144,6 +144,7 @@ def open_results(root: str | Path, size: str | None = None, patterns: Sequence[s
         results = load(root, patterns, size)
     if default:
         committed = load_exported(RESULTS).matching(patterns)
+        committed = committed.select(size=size) if size else committed
         results = merged(results, committed, ["experiment", "size"])
         absent = results.runs.loc[results.runs["path"] == "", "experiment"].unique()  # exports have no paths
         if len(absent):

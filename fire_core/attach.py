@@ -206,7 +206,7 @@ class Attached:
         state = self.state
         self._enter(saved["phase"])
         if self.acting.changes_structure and state.phase > 0:
-            self.method.rebuild(state)
+            self.method.rebuild(state, saved["nets"])
             self._renew()
         self._choose_optimizers()
         for name, net in state.nets.items():
@@ -251,7 +251,8 @@ def renewed(nets: Mapping[str, nn.Module], old: Mapping[str, Optimizer]) -> dict
                 "function that returns new optimizers"
             )
         trained = dict.fromkeys(p for p in net.parameters() if p.requires_grad)
-        known = inspect.signature(type(before)).parameters
-        made[name] = type(before)(list(trained), **{k: v for k, v in before.defaults.items() if k in known})
+        known = inspect.signature(type(before)).parameters.keys() - {"params"}
+        present = {k: v for k, v in before.param_groups[0].items() if k in known}
+        made[name] = type(before)(list(trained), **present)
         made[name].state.update({p: memory for p, memory in before.state.items() if p in trained})
     return made

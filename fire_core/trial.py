@@ -207,7 +207,7 @@ def _check(methods: Any, nets: Any, initial: Any, loss: Any, batches: Any, steps
     for label, method in methods.items():
         words = (*method.needs, getattr(method, "scale", ""), getattr(method, "fresh", ""))
         if "loss" in words and loss is None:
-            raise UserError(f"method {label!r} needs the loss of a net on a batch: give loss=, or leave it out")
+            raise UserError(f"method {label!r} needs the loss of a net on a batch: give loss=")
         if not initial and ("initial" in words or getattr(method, "reset", None)):
             raise UserError(f"method {label!r} needs starting weights: give initial=, or leave it out")
 

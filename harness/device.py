@@ -14,7 +14,6 @@ from torch import Tensor
 from fire_core.errors import UserError, first_line
 from fire_core.methods import create
 
-WITHOUT_PINNED_MEMORY = ("cpu", "mps")
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}  # precisions with autocast
 
 
@@ -22,8 +21,8 @@ def pick_device(name: str) -> torch.device:
     """Return the device of this name; auto is a CUDA GPU if there is one. Raises UserError for one that cannot be used."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
-        raise UserError(f"device={name!r} does not exist: give auto, cpu, cuda, cuda:<n> or mps")
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"device={name!r} does not exist: give auto, cpu, cuda or cuda:<n>")
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
@@ -45,7 +44,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Return a tensor on `device`. Copies from the CPU to a GPU go through pinned memory, so that they are asynchronous."""
-    if torch.device(device).type in WITHOUT_PINNED_MEMORY or tensor.device.type != "cpu":
+    if torch.device(device).type == "cpu" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 

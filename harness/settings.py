@@ -142,7 +142,7 @@ class Keys:
     optimizer_state: str = key("what happens to the optimizer state at a boundary", choices=POLICIES)
     batch_size: int = key("samples per step", least=1)
     learning_rate: float = key("peak learning rate", above=0)
-    device: str = key("device to train on: auto, cpu, cuda, cuda:<n> or mps", numbers=False)
+    device: str = key("device to train on: auto, cpu, cuda or cuda:<n>", numbers=False)
     compile: bool = key("train through torch.compile")
     threads: int = key("CPU threads", least=1, numbers=False)
     minutes: float | None = key("expected duration of a run on a CPU", numbers=False)

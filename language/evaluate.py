@@ -20,10 +20,9 @@ def evaluate(net: nn.Module, forward: nn.Module, plan: PhasePlan, world: World) 
     as those of the phase `plan`. Raises UserError if a loss is not finite. The net is left in training mode.
     """
     cfg, losses = plan.cfg, []
-    exact = torch.float32 if world.device.type == "mps" else torch.float64  # which mps does not have
     net.eval()
     for corpus in plan.mixture.corpora:
-        total = torch.zeros(2, device=world.device, dtype=exact)  # sum of losses, number of tokens
+        total = torch.zeros(2, device=world.device, dtype=torch.float64)  # sum of losses, number of tokens
         batches = validation_batches(corpus, plan.mixture.block, cfg.eval_batch_size, cfg.eval_windows)
         for batch, counts in world.deal(batches):
             tokens, targets = (send(part, world.device) for part in batch)
@@ -32,7 +31,7 @@ def evaluate(net: nn.Module, forward: nn.Module, plan: PhasePlan, world: World) 
                 loss = model(tokens, targets)
             if counts:
                 told = (targets != IGNORED).sum()
-                total[0] += loss.to(exact) * told
+                total[0] += loss.double() * told
                 total[1] += told
         summed = world.mean(total)
         losses.append(finite(float(summed[0] / summed[1]), f"validation loss on {corpus.name}", cfg))

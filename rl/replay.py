@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError
-from harness.device import WITHOUT_PINNED_MEMORY, send
+from harness.device import send
 
 Array = np.ndarray
 BLOCK = 256  # rows of frames that are compressed together
@@ -69,7 +69,7 @@ class FrameReplay:
         self.count = 0  # rows of transitions ever added
         self.length = self.depth + stack + 1  # rows of the ring
         shape, place = (self.length, environments, *frame_shape), torch.device(device)
-        gpu = place.type not in WITHOUT_PINNED_MEMORY
+        gpu = place.type != "cpu"
         if gpu and 2 * np.prod(shape) <= torch.cuda.mem_get_info(place)[0]:
             self.frames = torch.zeros(shape, dtype=torch.uint8, device=place)
         else:

@@ -30,6 +30,7 @@ class LayerMethod(Method):
         self.layers: dict[str, list[UnitLayer]] = {}
         self.memory: dict[str, dict[str, dict[str, Tensor]]] = {}
         self.recorders: dict[str, Any] = {}
+        self.trained: dict[str, set[nn.Parameter]] = {}  # when the layers were found
         self.counts = {"steps": 0, "recycled": 0, "draws": 0}
         self.pending: list[Any] = []  # what `before_step` leaves to `after_step`
 
@@ -42,6 +43,13 @@ class LayerMethod(Method):
         return Recorder(net, (), torch.abs)
 
     def boundary(self, state: State) -> Report:
+        self._start(state)
+        for name, net in state.nets.items():
+            if self.trained[name] != _trained(net):  # layers were frozen or replaced; others keep their memory
+                self.recorders.pop(name).remove()
+                before = self.layers.pop(name)
+                same = {layer.name for layer in self.find_layers(state, name) if layer in before}
+                self.memory[name] = {key: kept for key, kept in self.memory[name].items() if key in same}
         self._start(state)
         return Report(method=self.name)
 
@@ -83,8 +91,8 @@ class LayerMethod(Method):
             if name not in self.recorders:
                 layers, device = self.find_layers(state, name), next(net.parameters()).device
                 memory = {layer.name: self.start_memory(layer, device) for layer in layers}
-                self.memory.setdefault(name, memory)
-                self.recorders[name] = self.watch(net, layers)
+                self.memory[name] = memory | self.memory.get(name, {})
+                self.recorders[name], self.trained[name] = self.watch(net, layers), _trained(net)
 
     def close(self) -> None:
         """Remove all hooks; a later step puts them back."""
@@ -173,9 +181,16 @@ class ForgetfulUnitMethod(UnitMethod):
     """Base class of unit methods that remember nothing of a layer: a checkpoint has their counts, layers are found again."""
 
     remembers = ("counts",)
-    boundary = Method.boundary
     state_dict = Method.state_dict
     load_state_dict = Method.load_state_dict
+
+    def boundary(self, state: State) -> Report:
+        self.layers = {}  # they may have been frozen or replaced since
+        return Method.boundary(self, state)
+
+
+def _trained(net: nn.Module) -> set[nn.Parameter]:
+    return {parameter for parameter in net.parameters() if parameter.requires_grad}
 
 
 def stream_of(state: State, method: str, number: int) -> torch.Generator:
@@ -206,6 +221,8 @@ def gradient_scores(net: nn.Module, layer: UnitLayer) -> Tensor:
     Biases do not count. Gated layers, which have two incoming modules, count both.
     """
     weights = [entries for entries in incoming(net, layer) if entries.read().ndim > 1]
+    if any(each.parameter.grad is None for each in weights):
+        raise UserError(f"layer {layer.name!r} has no gradient: call before_step() after backward()")
     rows = [each.read(each.parameter.grad).float().abs().flatten(1) for each in weights]
     means = torch.cat(rows, dim=1).mean(dim=1)
     return means / (means.mean() + 1e-8)

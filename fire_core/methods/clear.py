@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fire_core.errors import check_settings
+from fire_core.errors import UserError, check_settings
 from fire_core.methods.method import Method, register
 from fire_core.report import Report
 from fire_core.state import State
@@ -66,7 +66,10 @@ class Rewarm(Method):
 
     def before_step(self, state: State) -> None:
         if self.done < self.steps:
-            for group in (group for name in state.nets for group in state.optimizers[name].param_groups):
+            named = [state.optimizers[name] for name in state.nets if name in state.optimizers]
+            if not named:
+                raise UserError("method 'rewarm' scales the learning rate: give attach() the optimizer")
+            for group in (group for optimizer in named for group in optimizer.param_groups):
                 self._rates.append((group, group["lr"]))
                 group["lr"] *= (self.done + 1) / self.steps
 
@@ -75,6 +78,6 @@ class Rewarm(Method):
         self.done = min(self.done + 1, self.steps)
 
     def after_skip(self, state: State) -> None:
-        for group, rate in self._rates:
+        for group, rate in reversed(self._rates):
             group["lr"] = rate
         self._rates = []

@@ -144,8 +144,8 @@ class Method:
         """Return a new optimizer of `net`, with learning rates relative to that of `default`."""
         raise NotImplementedError
 
-    def rebuild(self, state: State) -> None:
-        """Repeat structural changes (`changes_structure`) when a run resumes, before its weights are loaded."""
+    def rebuild(self, state: State, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Repeat structural changes (`changes_structure`) when a run resumes, before the weights `saved` are loaded."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the tensors and plain values that a resumed run needs: by default, `remembers`."""

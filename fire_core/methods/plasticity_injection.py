@@ -87,11 +87,16 @@ class PlasticityInjection(Method):
             _replace(follower, self.head, deepcopy(new))
         return report
 
-    def rebuild(self, state: State) -> None:
-        """Repeat the structure of all injections so far; the checkpoint brings the values."""
-        for _ in range(max(1, self.first_phase), state.phase + 1):
-            for net in state.nets.values():
-                for module in (net, *(f for f, source in state.followers if source is net)):
+    def rebuild(self, state: State, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Inject as often as in the nets that were saved, which bring the values."""
+        for name, net in state.nets.items():
+            depth = 0
+            while any(f".{self.head}.{'old.' * (depth + 1)}" in f".{key}" for key in saved[name]):
+                depth += 1
+            for module in (net, *(f for f, source in state.followers if source is net)):
+                while isinstance(head := _head(module, self.head), InjectedHead):  # back to an earlier state
+                    unwrap(module).set_submodule(self.head, head.old)
+                for _ in range(depth):
                     _replace(module, self.head, deepcopy(_trainable_part(_head(module, self.head))))
 
 
