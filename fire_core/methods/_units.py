@@ -45,7 +45,7 @@ class LayerMethod(Method):
     def boundary(self, state: State) -> Report:
         self._start(state)
         for name, net in state.nets.items():
-            if self.trained[name] != _trained(net):  # layers were frozen or replaced; others keep their memory
+            if self.trained[name] != _trained(net):  # frozen or replaced; the others keep their memory
                 self.recorders.pop(name).remove()
                 before = self.layers.pop(name)
                 same = {layer.name for layer in self.find_layers(state, name) if layer in before}

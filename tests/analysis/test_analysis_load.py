@@ -182,5 +182,6 @@ def test_own_runs_do_not_hide_the_committed_ones(root, tmp_path, monkeypatch, ca
     assert len(both.select(experiment=CELL).runs) == 6
     assert both.select(experiment="random_label").runs["label"].tolist() == ["fire"]  # not the committed one
     assert CELL in capsys.readouterr().err
+    assert open_results("runs", "paper").runs.empty and not capsys.readouterr().err
     with pytest.raises(UserError, match="elsewhere"):
         open_results("elsewhere")

@@ -10,7 +10,7 @@ import pytest
 
 from analysis import claims
 from fire_core.errors import UserError
-from harness.campaign import load, plan, train
+from harness.campaign import load, main, plan, train
 from harness.config import content_of, options
 
 TINY = """
@@ -110,6 +110,13 @@ def test_no_sweep_starts_after_the_budget(python, tmp_path, capfd):
     assert train([python(f"import time; time.sleep(1.5); open('{n}', 'w')") for n in "abc"], budget=1) == 0
     assert os.listdir(tmp_path) == ["a"]
     assert "the budget is used up before sweep 2 of 3" in capfd.readouterr().out
+
+
+def test_a_budget_needs_a_unit(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["campaign", "smoke", "--budget", "30"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--budget needs a unit, as in 30h or 20m" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_campaign_is_one_line(tiny):

@@ -193,7 +193,7 @@ def test_the_rate_rises_again_and_the_loop_keeps_its_own():
     assert step(treatment) == [0.1]  # before its first boundary
     treatment.boundary(1)
     rates = step(treatment)
-    treatment.before_step(), treatment.after_step(skipped=True)
+    treatment.before_step(), treatment.before_step(), treatment.after_step(skipped=True)
     saved = treatment.state_dict()
     rates += step(treatment)
     adam.param_groups[0]["lr"] = 0.2
@@ -202,6 +202,10 @@ def test_the_rate_rises_again_and_the_loop_keeps_its_own():
     _, _, again = trained("rewarm", "clear", steps=4)
     again.load_state_dict(saved)
     assert step(again) == pytest.approx([0.05])
+    alone = attach("rewarm", nn.Linear(2, 2))
+    alone.boundary(1)
+    with pytest.raises(UserError, match="'rewarm' scales the learning rate: give"):
+        alone.before_step()
 
 
 def test_the_page_has_the_table_of_the_classes():
@@ -271,19 +275,23 @@ def test_predictions_do_not_change_and_only_the_new_head_and_the_encoder_learn()
     assert not torch.equal(net.head.new[0].weight, start[0].weight)
 
 
-@pytest.mark.parametrize("boundaries, first_phase", [(1, 1), (2, 1), (2, 2)])
-def test_a_rebuilt_net_takes_the_checkpoint_of_an_injected_one(boundaries, first_phase):
+@pytest.mark.parametrize("phases, first_phase", [([1], 1), ([1, 2], 1), ([1, 2], 2), ([10], 1), ([1, 1], 1)])
+def test_a_rebuilt_net_takes_the_checkpoint_of_an_injected_one(phases, first_phase):
     def attached(net, target):
         method = create("plasticity_injection", first_phase=first_phase)
         return attach(method, net, torch.optim.Adam(net.parameters()), followers=[(target, net)])
 
     _, net, target = trained_state()
     treatment = attached(net, target)
-    for phase in range(1, boundaries + 1):
+    for phase in phases:
+        treatment.optimizer.param_groups[0]["lr"] /= 2
         treatment.boundary(phase)
-    fresh, other = new_net(), new_net()
-    attached(fresh, other).load_state_dict(treatment.state_dict())
+    assert treatment.optimizer.param_groups[0]["lr"] == 1e-3 / 2 ** len(phases)
+    fresh, other, saved = new_net(), new_net(), copy.deepcopy(treatment.state_dict())
+    attached(fresh, other).load_state_dict(saved)
     other.load_state_dict(target.state_dict())
     x = torch.randn(4, 3)
     assert torch.equal(fresh(x), net(x))
+    treatment.boundary(phases[-1] + 1)
+    treatment.load_state_dict(saved)  # back to an earlier state
     assert [p.requires_grad for p in fresh.parameters()] == [p.requires_grad for p in net.parameters()]

@@ -1,6 +1,7 @@
 """Rival methods against numbers worked out by hand on tiny nets."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import tiny_nets
@@ -305,6 +306,47 @@ def test_a_weight_of_zeros_keeps_the_vector_of_the_power_iteration():
     matrix = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
     sigma, left = largest_singular_value(0 * matrix, first_vector("a", matrix, 100))
     assert sigma == 0 and largest_singular_value(matrix, left)[0] > 0.99 * torch.linalg.matrix_norm(matrix, 2)
+
+
+SOON = {
+    "cbp": {"replacement_rate": 0.0},
+    "snr": {},
+    "redo": {"every_steps": 1},
+    "regrama": {"every_steps": 1},
+    "cpr": {},
+}
+
+
+@pytest.mark.parametrize("name", SOON)
+def test_layers_are_found_again_where_a_boundary_freezes_or_replaces_some(name):
+    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 1))
+    method = create(name, **SOON[name])
+    treatment = attach(method, net, torch.optim.SGD(net.parameters(), lr=0.1), batches=lambda: [(X, None)])
+    for phase, frozen in enumerate((False, True, False), start=1):
+        net[0].requires_grad_(not frozen)
+        net[4] = nn.Linear(3, 1)
+        treatment.boundary(phase)
+        with untouched(net[0]) if frozen else nullcontext():
+            for _ in range(3):
+                train_step(treatment, net(X).sum())
+        assert [layer.name for layer in method.layers["net"]] == ["0", "2"][frozen:]
+    if name == "cbp":  # the layer that was there all the time has its age, and its activations are seen
+        assert {key: int(kept["age"].max()) for key, kept in method.memory["net"].items()} == {"0": 3, "2": 9}
+    if name in ("cpr", "regrama"):
+        treatment.optimizer.zero_grad()
+        with pytest.raises(UserError, match="layer '0' has no gradient"):
+            treatment.before_step()
+
+
+def test_nap_knows_the_norm_of_a_layer_that_was_frozen_at_the_start():
+    net = tiny()
+    norm = net[0].requires_grad_(False).weight.norm()
+    treatment = attach("nap", net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for phase in (1, 2):
+        treatment.boundary(phase)
+        train_step(treatment, net(X).sum())
+        net[0].requires_grad_(True)
+    torch.testing.assert_close(net[0].weight.norm(), norm)
 
 
 def test_weight_clipping_leaves_frozen_weights_and_norms_and_knows_transposed_ones():
