@@ -219,10 +219,9 @@ def counts(table: pd.DataFrame) -> dict[str, int]:
     table = table[ran | table["verdict"].ne("premise not met")]
     words = ("holds", "contradicted", "not decided", "open", "not planned", "premise not met")
     told = table["verdict"].mask(table["verdict"].eq("open") & table["planned"].eq(0), "not planned")
-    said = told.value_counts()
     tests = table[~told.isin(words[-2:])]
     ahead = (tests["gain"].astype(float) > 0) & (holm(tests["p"].astype(float).fillna(1.0)) < LEVEL)
-    found = said.reindex(words, fill_value=0).to_dict()
+    found = told.value_counts().reindex(words, fill_value=0).to_dict()
     return {"all": int((told != words[-1]).sum())} | found | {"suite_wide": int(ahead.sum())}
 
 

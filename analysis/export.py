@@ -20,8 +20,7 @@ def export(results: Results, folder: Path = RESULTS) -> list[Path]:
     settings = sorted(set(zip(own["experiment"], own["size"])))
     for experiment, size in settings:
         part = results.select(experiment=experiment, size=size)
-        wanted = {measure.logged for measure in [*measures.of(part), *measures.OTHERWISE]}
-        wanted |= set(measures.EXPORTED)
+        wanted = {each.logged for each in [*measures.of(part), *measures.OTHERWISE]} | {*measures.EXPORTED}
         curves.append(thin(part.metrics[part.metrics["metric"].isin(wanted)]))
     thinned = pd.concat(curves, ignore_index=True) if curves else results.metrics
     done = Results(own, thinned, results.boundaries)

@@ -63,12 +63,11 @@ def page(record: pd.DataFrame) -> str:
     figure_2, methods = record["row"].str.startswith("fig2"), record[record["kind"] == "method"]
     cells, others = record[figure_2], record[~figure_2 & (record["kind"] != "method")]
     others = others.sort_values(["row", "what"]).rename(columns={"row": "experiment", "what": "quantity"})
-    methods = methods.rename(columns={"row": "method"})
     # The eight cells share most quantities; the names of methods, seeds and settings are left to the CSV.
     quantity = cells["what"].str.replace(r"(?<=tuned: ).*", "every value", regex=True)
     cells = cells.assign(aspect=cells["what"].str.split(":").str[0], quantity=quantity)
     panels = summary(cells, "row", "aspect").pivot(index="row", columns="aspect", values=HEAD[0])
-    compared = summary(methods, "method")
+    compared = summary(methods.rename(columns={"row": "method"}), "method")
     official = compared["method"].map(lambda method: "official" in variants(method))
     compared["variant"] = official.map({True: "official", False: "the same in both"})  # what was compared
     quantities = summary(cells.sort_values("quantity", kind="stable"), "quantity")

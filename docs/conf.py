@@ -43,10 +43,9 @@ python_use_unqualified_type_names = True
 
 def edit_page(app: Sphinx, name: str, source: list[str]) -> None:
     """Links to folders become plain text, and the page of the methods gets their table."""
-    folder = (ROOT / name).parent
 
     def plain(link: re.Match[str]) -> str:
-        return link[1] if (folder / link[2]).is_dir() else link[0]
+        return link[1] if ((ROOT / name).parent / link[2]).is_dir() else link[0]
 
     if name.endswith("README") or "/" not in name:
         source[0] = FOLDER_LINK.sub(plain, source[0])

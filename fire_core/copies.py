@@ -34,12 +34,11 @@ class Likeness:
         """Return whether `holder`, a module, a mapping or a sequence, holds such tensors, directly or in a submodule."""
         if isinstance(holder, nn.Module):
             holder = dict(holder.named_parameters())
-        named = isinstance(holder, Mapping) and any(isinstance(key, str) for key in holder)
         items = holder.items() if isinstance(holder, Mapping) else enumerate(holder)
         found = [(str(name), t) for name, t in items if isinstance(t, Tensor) and t.dim() > 1]
         if not found or any(id(tensor) in self.own for _, tensor in found):
             return False
-        if not named:
+        if not isinstance(holder, Mapping) or not any(isinstance(key, str) for key in holder):
             return Counter(tensor.shape for _, tensor in found) == self.shapes
         alike = sum(
             (unwrapped(name), t.shape) in self.ends

@@ -214,10 +214,8 @@ def _writes(method: ast.FunctionDef) -> Iterator[tuple[str, str, ast.expr]]:
                 places = [ast.Subscript(owner, key)]
             case _:
                 continue
-        values, places = (
-            getattr(value, "elts", []),
-            [p for target in places for p in getattr(target, "elts", [target])],
-        )
+        values = getattr(value, "elts", [])
+        places = [p for target in places for p in getattr(target, "elts", [target])]
         for place, own in zip(places, values if len(values) == len(places) > 1 else [value] * len(places)):
             while isinstance(place, ast.Subscript) and not isinstance(place.slice, ast.Constant):
                 place = place.value  # self.copies[p] = ...

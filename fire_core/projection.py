@@ -181,9 +181,8 @@ def project_(weight: Tensor, *, solver: str = "exact", scale: float | None = Non
     with torch.no_grad():
         taps = weight.flatten(2).movedim(2, 0) if weight.ndim > 2 else weight[None]
         rows, columns = taps.shape[1:]
-        factor = polar(taps, solver, **settings).factor
         scale = (rows / columns) ** 0.5 / len(taps) if scale is None else scale
-        result = (factor * scale).to(weight.dtype)
+        result = (polar(taps, solver, **settings).factor * scale).to(weight.dtype)
         if not bool(result.isfinite().all()):
             raise UserError(
                 f"scale={scale!r} makes values that {weight.dtype} cannot hold, and nothing was written: choose a finite, "

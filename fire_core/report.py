@@ -72,8 +72,7 @@ class Report:
     @property
     def share(self) -> float | None:
         """Share of all entries of the model's parameters that are in treated matrices; None if their number is unknown."""
-        treated = sum(prod(row.shape) for row in self.treated())
-        return treated / self.total if self.total else None
+        return sum(prod(row.shape) for row in self.treated()) / self.total if self.total else None
 
     def treated(self) -> list[Row]:
         """Return the rows of the matrices that were changed, or would be in a dry run."""
@@ -109,8 +108,8 @@ class Report:
             action = row.action if row.dfi_after is not None else f"{row.action}: {row.reason}"
             cells = (row.name, row.shape, row.dfi_before, row.dfi_after, row.dfi_factor, row.sfe, action)
             rows.append(dict(zip(head, cells)))
-        done = "would change (dry run)" if self.dry_run else "changed"
         count = len(self.treated())
+        done = "would change (dry run)" if self.dry_run else "changed"
         share = "" if self.share is None else f", {self.share:.1%} of {self.total:,} parameters"
         last = f"{self.method or 'report'}: {count} targets {done} in {self.seconds:.3f} s{share}"
         unclear = [row for row in self.rows if row.action == "left out"]

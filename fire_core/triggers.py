@@ -154,8 +154,7 @@ class Cooldown(Trigger):
         self.last: int | None = None
 
     def __call__(self, step: int, observed: Observed | None = None) -> bool:
-        fires = self.trigger(step, observed)
-        if not fires or (self.last is not None and step - self.last < self.steps):
+        if not self.trigger(step, observed) or (self.last is not None and step - self.last < self.steps):
             return False
         self.last = step
         return True

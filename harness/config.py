@@ -96,8 +96,7 @@ def parse(overrides: list[str]) -> list[Override]:
 @functools.cache
 def _parse(text: str) -> Override:
     try:
-        [override] = OverridesParser.create().parse_overrides([text])
-        return override
+        return OverridesParser.create().parse_overrides([text])[0]
     except HydraException as error:
         how = "settings are written as key=value, as in learning_rate=1e-3"
         raise UserError(f"cannot read the command line ({first_line(error)}): {how}") from error

@@ -69,9 +69,8 @@ def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[
                 print_error(error if isinstance(error, UserError) else first_line(error))
                 sys.exit(BAD_INPUT)
             except KeyboardInterrupt as interrupt:
-                number = interrupt.args[0] if interrupt.args else signal.SIGINT
                 stop.say_stopped()
-                sys.exit(128 + number)
+                sys.exit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT))
 
         command.domain = domain  # type: ignore[attr-defined]
         return command

@@ -83,8 +83,7 @@ def about(name: str, sizes: Iterable[str] = ()) -> str:
     end = next((number for number, line in enumerate(lines, 1) if line.endswith((".", "?"))), len(lines))
     minutes, known = content_of(name).get("minutes", {}), content_of(name)["at"]
     told = [f"{size} {minutes[size]:g}" if size in minutes else size for size in sizes if size in known]
-    shown = f"[{', '.join(told)}]".ljust(24)
-    return " ".join([shown, *lines[:end]] if sizes else lines[:end])
+    return " ".join([f"[{', '.join(told)}]".ljust(24), *lines[:end]] if sizes else lines[:end])
 
 
 def _columns(rows: Iterable[tuple[str, str]], whole: bool) -> list[str]:

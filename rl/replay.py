@@ -69,8 +69,7 @@ class FrameReplay:
         self.count = 0  # rows of transitions ever added
         self.length = self.depth + stack + 1  # rows of the ring
         shape, place = (self.length, environments, *frame_shape), torch.device(device)
-        gpu = place.type != "cpu"
-        if gpu and 2 * np.prod(shape) <= torch.cuda.mem_get_info(place)[0]:
+        if place.type != "cpu" and 2 * np.prod(shape) <= torch.cuda.mem_get_info(place)[0]:
             self.frames = torch.zeros(shape, dtype=torch.uint8, device=place)
         else:
             self.frames = torch.from_numpy(_zeros(shape, np.uint8))
@@ -138,9 +137,8 @@ class FrameReplay:
         """Return the discounted sums of rewards (B,) float32 and the times (B,) of the last step of each."""
         later = times[:, None] + np.arange(self.n_step)
         slots = later % self.length, games[:, None]
-        over = self.facts["ended"][slots]
         counted = later < self.count
-        counted[:, 1:] &= ~np.logical_or.accumulate(over, axis=1)[:, :-1]
+        counted[:, 1:] &= ~np.logical_or.accumulate(self.facts["ended"][slots], axis=1)[:, :-1]
         weights = np.where(counted, self.discount ** np.arange(self.n_step), 0.0)
         rewards = (self.facts["rewards"][slots] * weights).sum(axis=1)
         return rewards.astype(np.float32), times + counted.sum(axis=1) - 1

@@ -47,8 +47,7 @@ def train(cfg: DictConfig) -> None:
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
     # the method at work on this network; some methods look at the loss, or draw batches of their own
     treatment = session.attach({"net": net}, {"net": adam}, loss=cross_entropy, batches=curriculum)
-    weights = sum(p.numel() for p in net.parameters())
-    session.say(f"{curriculum}; {weights:,} parameters")
+    session.say(f"{curriculum}; {sum(p.numel() for p in net.parameters()):,} parameters")
 
     def test() -> dict[str, float]:
         """What is tested after a boundary."""

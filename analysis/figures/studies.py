@@ -50,8 +50,7 @@ def draw_gains(parts: Sequence[Results]) -> Figure:
 
 def renewed() -> dict[str, tuple[Values, Values]]:
     """Return {experiment: (with old, with new statistics of batch norm)}: accuracies right after the first boundary."""
-    rows = load_exported(RENEWED).metrics
-    rows = rows.assign(label=rows["method"])
+    rows = load_exported(RENEWED).metrics.assign(label=lambda rows: rows["method"])
     return {
         str(name): (measures.values(part, measures.TEST_AFTER), measures.values(part, measures.TEST_RENEWED))
         for name, part in rows.groupby("experiment")

@@ -52,8 +52,7 @@ def plasticity(net: nn.Module, inputs: Any) -> dict[str, float]:
         figures["unmeasured"] = unmeasured
     if features is not None:
         figures["feature_rank"] = feature_rank(features)
-    deviations = [deviation_from_isometry(t.matrix(parameters)) for t in list_targets(net).included]
-    if deviations:
+    if deviations := [deviation_from_isometry(t.matrix(parameters)) for t in list_targets(net).included]:
         figures["dfi"] = torch.stack(deviations).mean()
     return {name: float(value) for name, value in figures.items()}
 

@@ -227,9 +227,8 @@ def _tall_pass(matrices: Tensor, rational: bool) -> Polar | None:
     """
     gram = matrices.new_empty(len(matrices), matrices.shape[2], matrices.shape[2])
     inverses = kernels.cholesky_in_blocks(kernels.lower_gram(matrices, gram))
-    diagonal = gram.diagonal(
-        dim1=-2, dim2=-1
-    )  # sigma_min is at most its smallest, sigma_max at least its largest
+    # sigma_min is at most the smallest of these, sigma_max at least the largest
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
     if not bool((diagonal.amin(dim=1) > 0.02 * diagonal.amax(dim=1)).any()):
         return None
     triangle = gram.tril()
@@ -275,9 +274,8 @@ def polar_by_svd(matrices: Tensor) -> Polar:
         completed.append(rank < len(right))
         factor = complete(left[:, :rank], right[:rank].mT) if completed[-1] else left @ right
         factors.append(factor.to(matrices.dtype))
-    return _solved(torch.stack(factors), 0)._replace(
-        completed=torch.tensor(completed, device=matrices.device)
-    )
+    lost = torch.tensor(completed, device=matrices.device)
+    return _solved(torch.stack(factors), 0)._replace(completed=lost)
 
 
 def spectral_bound(matrices: Tensor) -> Tensor:

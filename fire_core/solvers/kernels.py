@@ -51,10 +51,9 @@ def quintic_step(matrices: Tensor, step: Step, spare: Tensor, square: Tensor) ->
     `spare` (b, m, n) and `square` (b, n, n) are overwritten, `matrices` are not.
     """
     a, b, c = step
-    columns = matrices.shape[2]
     lower_gram(matrices, square)
     mirror(square)
-    product = spare[:, :columns]  # (b, n, n) of workspace, used before `spare` receives the result
+    product = spare[:, : matrices.shape[2]]  # (b, n, n) of workspace, used before `spare` receives the result
     lower_gram(square, product)
     mirror(product)
     square.mul_(b).add_(product, alpha=c)
@@ -94,7 +93,6 @@ def cholesky_in_blocks(lower: Tensor) -> list[Tensor]:
         lower.copy_(factor.masked_fill_((failed > 0).view(-1, 1, 1), torch.nan))
         return []
     inverses = []
-    size = lower.shape[-1]
     for start, stop in _blocks(lower):
         if start:
             panel = lower[:, start:, start:stop]
@@ -104,7 +102,7 @@ def cholesky_in_blocks(lower: Tensor) -> list[Tensor]:
         identity = torch.eye(stop - start, dtype=lower.dtype, device=lower.device).expand_as(diagonal)
         inverses.append(torch.linalg.solve_triangular(diagonal, identity, upper=False))
         lower[:, start:stop, start:stop] = diagonal
-        if stop < size:
+        if stop < lower.shape[-1]:
             lower[:, stop:, start:stop] = torch.bmm(lower[:, stop:, start:stop], inverses[-1].mT)
     return inverses
 
@@ -124,10 +122,9 @@ def solve_right(matrices: Tensor, lower: Tensor, inverses: list[Tensor]) -> Tens
     """Replace X by X L^-1, in place, and return X; `lower` and `inverses` as `cholesky_in_blocks` leaves them."""
     if not inverses:
         return matrices.copy_(torch.linalg.solve_triangular(lower, matrices, upper=False, left=False))
-    size = lower.shape[-1]
     for (start, stop), inverse in zip(reversed(list(_blocks(lower))), reversed(inverses), strict=True):
         part = matrices[:, :, start:stop]
-        if stop < size:
+        if stop < lower.shape[-1]:
             part.baddbmm_(matrices[:, :, stop:], lower[:, stop:, start:stop], alpha=-1)
         part.copy_(torch.bmm(part, inverse))
     return matrices

@@ -94,6 +94,5 @@ def _minimax_quintic(low: float, high: float) -> Step:
         if abs(new_error - error) < 1e-12:
             break
         error = new_error
-        squares = np.roots([5 * c, 3 * b, a]).real  # zeros of the derivative, in x^2
-        points[1:3] = np.sqrt(np.sort(squares))
+        points[1:3] = np.sqrt(np.sort(np.roots([5 * c, 3 * b, a]).real))  # zeros of the derivative, in x^2
     return float(a), float(b), float(c)

@@ -223,11 +223,10 @@ def _of_experts(place: Place) -> Layout | None:
         return None
     if name != "gate_up_proj":
         return Layout("expert", "one expert", transposed=transposed)
-    half = place.parameter.shape[2 if transposed else 1] // 2
-    halves = Layout(
-        "expert", "gate or up half of one expert", in_order({"gate": half, "up": half}), transposed
-    )
-    return halves if module.is_concatenated else left_out("expert", INTERLEAVED)
+    if not module.is_concatenated:
+        return left_out("expert", INTERLEAVED)
+    halves = in_order(dict.fromkeys(("gate", "up"), place.parameter.shape[2 if transposed else 1] // 2))
+    return Layout("expert", "gate or up half of one expert", halves, transposed)
 
 
 # ------------------------------------------------------------------------------------------------ what is not known

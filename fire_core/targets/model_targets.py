@@ -38,10 +38,7 @@ FROZEN = "frozen (requires_grad is False while other parameters train)"
 
 
 def find_targets(
-    model: nn.Module,
-    targets: str | Sequence[str] | Callable[[Target], bool] = "all",
-    *,
-    example: Any = None,
+    model: nn.Module, targets: str | Sequence[str] | Callable[[Target], bool] = "all", *, example: Any = None
 ) -> TargetTable:
     """Return a table of every matrix and every other parameter of `model`, with `included` set by the rule `targets`.
 
@@ -210,9 +207,8 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module], traced: Traced | Non
         answer: Any = None
         with suppress(NotImplementedError, AttributeError, TypeError):
             answer = getattr(model, question)()
-        several = (
-            answer if isinstance(answer, tuple | list) else [answer]
-        )  # distilled models of timm have two
+        # distilled models of timm have two
+        several = answer if isinstance(answer, tuple | list) else [answer]
         layers = [layer for layer in several if isinstance(layer, nn.Module)]
         if layers and all(isinstance(layer, nn.Linear) for layer in layers):
             return {path for path, module in modules.items() if module in layers}

@@ -151,10 +151,9 @@ class RowTrace(Trace):
         return joined
 
     def lose(self, why: str, known: Known) -> Source:
+        reason = f"its rows cannot be followed through {why}"
         for _, source in known:
-            self.unclear |= dict.fromkeys(
-                self.groups_in(source), f"its rows cannot be followed through {why}"
-            )
+            self.unclear |= dict.fromkeys(self.groups_in(source), reason)
         return combined(known)
 
     def _use(self, kind: str, factor: int, rows: Tensor | None, number: int | None = None) -> None:

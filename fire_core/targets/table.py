@@ -158,8 +158,7 @@ def left_out(unclear: Sequence[Target | Any], rows: Sequence[Target | Any]) -> s
 
 def names(table: Iterable[Target]) -> list[str]:
     """Return the parameter names of a table, once each, those of included targets first."""
-    ordered = sorted(table, key=lambda target: not target.included)
-    return list(dict.fromkeys(target.parameter for target in ordered))
+    return list(dict.fromkeys(t.parameter for t in sorted(table, key=lambda target: not target.included)))
 
 
 def shorten(words: Sequence[str], limit: int = 8) -> str:

@@ -77,8 +77,7 @@ class Games:
 
     def step(self, actions: np.ndarray) -> Step:
         """Execute `actions` (n,) int, or the previous executed action where the sticky draw says so."""
-        repeat = self.generator.random(self.count) < self.sticky
-        self.executed = np.where(repeat, self.executed, actions)
+        self.executed = np.where(self.generator.random(self.count) < self.sticky, self.executed, actions)
         frames, rewards, terminated, truncated = self.backend.step(self.executed)
         self.scores += rewards
         self.lengths += 1

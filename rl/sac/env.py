@@ -121,8 +121,7 @@ def counters(environment: gymnasium.Env) -> list[tuple[Any, str]]:
     layers = [environment]
     while isinstance(layers[-1], gymnasium.Wrapper):
         layers.append(layers[-1].env)
-    names = ("_elapsed_steps", "_has_reset")
-    return [(layer, name) for layer in layers for name in names if name in vars(layer)]
+    return [(layer, n) for layer in layers for n in ("_elapsed_steps", "_has_reset") if n in vars(layer)]
 
 
 class EvaluationTasks:

@@ -163,8 +163,7 @@ class Actor(nn.Module):
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log-deviation of the action before the tanh, (batch, actions) each."""
         mean, raw = self.head(self.embed(observations)).chunk(2, dim=-1)
-        log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (1 + torch.tanh(raw))
-        return mean, log_std
+        return mean, LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (1 + torch.tanh(raw))
 
 
 class Critics(nn.Module):

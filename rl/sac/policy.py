@@ -68,8 +68,7 @@ class RunningNormaliser:
 @torch.no_grad()
 def exploit(learner: Learner, normaliser: RunningNormaliser, observations: np.ndarray) -> np.ndarray:
     """Return the actions of evaluation, without noise: observations (n, size) -> actions (n, actions) in (-1, 1)."""
-    inputs = send(torch.from_numpy(normaliser.normalise(observations)), learner.device)
-    mean, _ = learner.actor(inputs)
+    mean, _ = learner.actor(send(torch.from_numpy(normaliser.normalise(observations)), learner.device))
     return torch.tanh(mean).cpu().numpy()
 
 

@@ -142,16 +142,13 @@ def update(
     if isinstance(penalty, Tensor) and penalty.requires_grad:
         penalty.backward(inputs=[*learner.trained["actor"], *learner.trained["critics"]])
     with frozen(learner.trained["critics"]):
-        measured, gradients = of_actor(learner, batch, noise[0])
-    figures = {name: figure.clone() for name, figure in measured.items()}
-    set_gradients(learner, gradients)
+        found = of_actor(learner, batch, noise[0])
+    figures = take(learner, found)
     before_step("actor")
     learner.optimizers["actor"].step()
     learner.optimizers["temperature"].step()
 
-    measured, gradients = of_critics(learner, batch, noise[1])
-    figures |= {name: figure.clone() for name, figure in measured.items()}
-    set_gradients(learner, gradients)
+    figures |= take(learner, of_critics(learner, batch, noise[1]))
     before_step("critics")
     learner.optimizers["critics"].step()
 
@@ -173,10 +170,12 @@ def frozen(parameters: list[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def set_gradients(learner: Learner, gradients: dict[str, tuple[Tensor, ...]]) -> None:
-    """Add the gradients of a pass to those of a penalty in `.grad`."""
-    for name, found in gradients.items():
+def take(learner: Learner, found: Pass) -> dict[str, Tensor]:
+    """Add the gradients of a pass to those of a penalty in `.grad`, and return copies of its measurements."""
+    measured, gradients = found
+    for name, own in gradients.items():
         # the next replay of a CUDA graph overwrites them: keep copies, made in one launch
-        found = torch._foreach_mul(found, 1.0) if learner.compile else found
-        for parameter, gradient in zip(learner.trained[name], found, strict=True):
+        own = torch._foreach_mul(own, 1.0) if learner.compile else own
+        for parameter, gradient in zip(learner.trained[name], own, strict=True):
             parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
+    return {name: figure.clone() for name, figure in measured.items()}

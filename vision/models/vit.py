@@ -86,11 +86,10 @@ class ViT(nn.Module):
         if width % heads:
             raise UserError(f"model.width={width} is not a multiple of model.heads={heads}")
         self.patch = patch
-        tokens = (image_size // patch) ** 2
         self.patch_norm = nn.LayerNorm(channels * patch * patch)
         self.patch_embedding = nn.Linear(channels * patch * patch, width)
         self.embedding_norm = nn.LayerNorm(width)
-        self.positions = nn.Parameter(torch.randn(1, tokens + 1, width))
+        self.positions = nn.Parameter(torch.randn(1, (image_size // patch) ** 2 + 1, width))
         self.class_token = nn.Parameter(torch.randn(1, 1, width))
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
@@ -101,6 +100,5 @@ class ViT(nn.Module):
         tokens = self.embedding_norm(self.patch_embedding(self.patch_norm(flatten_patches(x, self.patch))))
         tokens = torch.cat((self.class_token.expand(len(x), -1, -1), tokens), dim=1) + self.positions
         for number, block in enumerate(self.blocks, 1):
-            read = 1 if number == len(self.blocks) and not self.all_tokens else None
-            tokens = block(tokens, read)
+            tokens = block(tokens, 1 if number == len(self.blocks) and not self.all_tokens else None)
         return self.head(self.norm(tokens[:, 0]))

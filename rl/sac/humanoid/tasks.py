@@ -53,8 +53,7 @@ def reward_terms(
     head_height: (...) m. torso_upright: (...) vertical component of the torso's vertical axis. forces: (..., 19) torques
     of the servos, N m. velocity: (..., 3) of the whole robot's centre of mass, world frame, m/s.
     """
-    low = np.maximum(0.0, task.stand_height - head_height)
-    standing = np.power(0.1, np.square(low / STAND_MARGIN))
+    standing = np.power(0.1, np.square(np.maximum(0.0, task.stand_height - head_height) / STAND_MARGIN))
     upright = np.clip(1 - (0.9 - torso_upright) / 1.9, 0.0, 1.0)
     small_control = (4 + np.maximum(0.0, 1 - np.square(forces / 10)).mean(axis=-1)) / 5
     if task.speed is None:
