@@ -30,12 +30,10 @@ def oracle(matrices: Tensor) -> Tensor:
 
 def relative_error(factors: Tensor, matrices: Tensor) -> Tensor:
     """||Q - U V^T||_F / sqrt(min(m, n)) per matrix."""
-    difference = torch.linalg.matrix_norm(factors.double() - oracle(matrices))
-    return difference / min(matrices.shape[-2:]) ** 0.5
+    return torch.linalg.matrix_norm(factors.double() - oracle(matrices)) / min(matrices.shape[-2:]) ** 0.5
 
 
 def deviation(factors: Tensor) -> Tensor:
     """||Q^T Q - I||_F^2 on the smaller side, in float64."""
     tall = (factors if factors.shape[-2] >= factors.shape[-1] else factors.mT).double()
-    identity = torch.eye(tall.shape[-1], dtype=torch.float64)
-    return (tall.mT @ tall - identity).square().sum(dim=(-2, -1))
+    return (tall.mT @ tall - torch.eye(tall.shape[-1], dtype=torch.float64)).square().sum(dim=(-2, -1))

@@ -110,11 +110,8 @@ def u(number: int, *shape: int) -> Tensor:
 
 def fill(net: nn.Module, first: int = 0, order: Iterable[str] | None = None) -> nn.Module:
     """Give every entry of the state dict its tensor, counting from `first`; in the order of the names, if given."""
-    norms = {
-        name for name, module in net.named_modules() if isinstance(module, nn.BatchNorm2d | nn.LayerNorm)
-    }
-    filled = {}
-    own = net.state_dict()
+    norms = {name for name, each in net.named_modules() if isinstance(each, nn.BatchNorm2d | nn.LayerNorm)}
+    filled, own = {}, net.state_dict()
     for number, key in enumerate(order or own, first):
         old = own[key]
         path, _, kind = key.rpartition(".")
@@ -170,9 +167,8 @@ class Attention(nn.Module):
         self.to_out = nn.Linear(12, 12)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            layer(x).unflatten(-1, (2, 6)).transpose(1, 2) for layer in (self.to_q, self.to_k, self.to_v)
-        )
+        parts = (self.to_q(x), self.to_k(x), self.to_v(x))
+        q, k, v = (part.unflatten(-1, (2, 6)).transpose(1, 2) for part in parts)
         mixed = (q @ k.mT / 6**0.5).softmax(dim=-1) @ v
         return self.to_out(mixed.transpose(1, 2).flatten(2))
 

@@ -49,5 +49,4 @@ def returns(level, seed):
     first = [{"phase": 0, "step": 100 * i, "eval_return": 10.0 * i} for i in range(6)]
     first[0]["random_return"] = 3.0 * seed
     at = {"phase": 1, "eval_unfinished": 0}
-    second = [{"step": 500 + 100 * i, "eval_return": 100 * level * i + seed} | at for i in range(6)]
-    return first + second
+    return first + [{"step": 500 + 100 * i, "eval_return": 100 * level * i + seed} | at for i in range(6)]

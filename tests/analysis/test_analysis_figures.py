@@ -50,8 +50,8 @@ def test_estimates_by_hand(frame):
     row = row_of(frame, "fire", "none")
     assert row["mean"] == pytest.approx(0.804)
     assert row["difference"] == pytest.approx(0.102) and row["pairs"] == 3  # (.101 + .102 + .103) / 3
-    half = row["difference_high"] - row["difference"]
-    assert half == pytest.approx(4.302653 * 0.001 / np.sqrt(3), abs=1e-6)
+    half = pytest.approx(4.302653 * 0.001 / np.sqrt(3), abs=1e-6)
+    assert row["difference_high"] - row["difference"] == half
     assert row_of(frame, "fire-iterations=20", "unchanged")["difference"] == pytest.approx(0.008)
     (share,) = frame[(frame["metric"] == "sfe_share") & (frame["label"] == "fire")]["mean"]
     assert share == pytest.approx((1.0 + 1.5 + 1.0) / 9)  # of the same weights reset
@@ -81,8 +81,7 @@ def test_figure_5_sums_the_matrices_that_fire_changes(tmp_path):
     """FIRE changes one matrix, a full reset three; DfI before is 5, 6 and 7 and after 0.5 each, as in `boundary_report`."""
     report = boundary_report("fire")
     for label, matrices in (("fire", 1), ("full_reset", 3), ("none", 0)):
-        told = report | {"rows": report["rows"][:matrices]}
-        write_runs(tmp_path, "fig2a_x", {label: 0.5}, boundary=told)
+        write_runs(tmp_path, "fig2a_x", {label: 0.5}, boundary=report | {"rows": report["rows"][:matrices]})
     results = load(tmp_path)
     row = results.boundaries.set_index(["label", "seed"]).loc[("full_reset", 1)]
     assert (row["matrices"], row["dfi_after"]) == (3, 1.5)
@@ -176,8 +175,7 @@ def test_the_dial_shows_the_gain_at_each_width_with_the_seeds_that_turned_it(tmp
         shown = {round(x * 1.03 ** (1 - place), 6): round(y, 6) for x, y in curves_of[side].get_xydata()}
         assert shown == AT_WIDTH[side]
     levels = {line.get_label(): line.get_ydata()[0] for line in axis.lines if line.is_dashed()}
-    without_the_third_seed = {"FIRE": 0.19, "FIRE exact": 0.2, "rescale": 0.18}
-    assert levels == pytest.approx(without_the_third_seed)
+    assert levels == pytest.approx({"FIRE": 0.19, "FIRE exact": 0.2, "rescale": 0.18})  # without seed 3
     table = dial.table(settings(load(tmp_path)))
     sides = ["0.667 to 1.5", "at most 0.5", "at most 2", "at least 0.25"]
     assert table["setting"].tolist() == ["FIRE", "FIRE exact", "rescale", *sides]
@@ -193,8 +191,7 @@ def test_timing_shows_each_share_of_a_phase(tmp_path):
         write_runs(tmp_path, "gradual_resnet18", {label: level}, overrides=["gradual=0.5"])
     write_runs(tmp_path, "gradual_mine", {"fire": 0.5})  # of which nothing is known
     parts = settings(load(tmp_path))
-    without_base = [part for part in parts if not part.first["experiment"].startswith("fig2a")]
-    assert timing.draw(without_base) is None
+    assert timing.draw([part for part in parts if not part.first["experiment"].startswith("fig2a")]) is None
     table = timing.table(parts).set_index(["study", "method"])
     cells = table.map(lambda text: text.split()[0] if isinstance(text, str) else text)
     assert cells.loc[("gradual", "none (continue)"), [0.0, 0.5]].tolist() == ["0.5015", "0.6015"]
@@ -257,12 +254,10 @@ def test_commands_without_runs(root, tmp_path, capsys):
 
 
 def test_a_sweep_draws_its_curves_on_a_terminal_alone_and_fits_on_it(root, capsys, monkeypatch):
-    drawn = sweep_report.bars(pd.Series([0.0, 1.0]), np.linspace(-1, 1, 15))
-    assert drawn == " " * 7 + sweep_report.BARS
-    given = ["tables", "--experiment", "random_label", "--root", str(root)]
+    assert sweep_report.bars(pd.Series([0.0, 1.0]), np.linspace(-1, 1, 15)) == " " * 7 + sweep_report.BARS
     for terminal in (False, True):
         monkeypatch.setattr("sys.stdout.isatty", lambda shown=terminal: shown, raising=False)
-        assert command.main(given) == 0
+        assert command.main(["tables", "--experiment", "random_label", "--root", str(root)]) == 0
         shown = capsys.readouterr().out
         assert (sweep_report.BARS[-1] in shown) == terminal
     # here five methods, in the default sweep three with 15 runs, which print a line each and four others before
@@ -270,8 +265,7 @@ def test_a_sweep_draws_its_curves_on_a_terminal_alone_and_fits_on_it(root, capsy
 
 
 def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
-    given = ["tables", "--experiment", CELL, "random_label", "--root", str(root)]
-    assert command.main(given) == 0
+    assert command.main(["tables", "--experiment", CELL, "random_label", "--root", str(root)]) == 0
     text = capsys.readouterr().out
     assert re.search(r"\| none \(continue\) +\| 0\.7020 \[0\.6995, 0\.7045\]", text) and "brand new" in text
     out = root / "summary" / f"{CELL}+random_label" / "small"

@@ -30,8 +30,7 @@ def test_unfinished_failed_and_torn_are_named_and_left_out(root, capsys):
     write_run(root, CELL, "dash", 1, warm_start_lines(0.5, 1), end="FAILED")
     write_run(root, CELL, "dash", 2, warm_start_lines(0.5, 2), end=None)
     (write_run(root, CELL, "dash", 3, [], end="FAILED") / "FAILED").write_text("")
-    torn = write_run(root, CELL, "snr", 1, warm_start_lines(0.5, 1))
-    with (torn / "metrics.jsonl").open("a") as stream:
+    with (write_run(root, CELL, "snr", 1, warm_start_lines(0.5, 1)) / "metrics.jsonl").open("a") as stream:
         stream.write('[1, 2]\n{"step": "x", "test_accuracy": 9.0}\n')
         stream.write('{"step": 999, "test_accuracy": NaN}\n{"a\n')
     results = load(root)
@@ -109,13 +108,11 @@ def test_measures_by_hand(tmp_path):
     assert measured(tmp_path, "label_noise", noise) == [0.8, 0.3]
     game = [{"phase": s // 51, "step": s, "train_return": s, "eval_return": s} for s in range(10, 110, 10)]
     game.insert(5, {"phase": 1, "step": 50, "after_eval_return": 55})
-    tail, end, after, before = 95, 100, 55, 50
-    assert measured(tmp_path, "fig4a_asterix", game) == [tail, end, after, before]
+    assert measured(tmp_path, "fig4a_asterix", game) == [95, 100, 55, 50]  # tail, end, after, before
 
 
 def test_different_data_and_sizes_never_share_a_panel(root):
-    label = "fire-data=cifar10"
-    write_runs(root, CELL, {label: 0.8}, [1], data="cifar10")
+    write_runs(root, CELL, {"fire-data=cifar10": 0.8}, [1], data="cifar10")
     write_runs(root, CELL, {"fire": 0.8}, [1], size="medium")
     found = [(part.first["size"], part.first["data"], len(part.runs)) for part in settings(load(root))]
     assert found == [("medium", "fashion_mnist", 1), ("small", "cifar10", 1), ("small", "fashion_mnist", 6)]

@@ -152,8 +152,8 @@ def test_exploring_seeds_never_decide(tmp_path):
     write(tmp_path, explored())
     rows = rows_of(tmp_path)
     assert set(rows["verdict"]) == {"open"} and rows["p"].isna().all()
-    early = rows_of(tmp_path, "exploring")  # what would be said with them
-    assert early.loc[("fire", "none"), "verdict"] == "holds"
+    # what would be said with them
+    assert rows_of(tmp_path, "exploring").loc[("fire", "none"), "verdict"] == "holds"
     assert claims.planned_seeds(CELL, "small", "fire", "none") == []
 
 

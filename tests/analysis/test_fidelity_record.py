@@ -31,8 +31,7 @@ def test_a_comparison_is_recorded_and_checked(fidelity, monkeypatch, tmp_path, r
 def test_the_page_is_the_one_of_the_committed_record():
     record = pd.read_csv(fidelity_page.RECORD)
     assert fidelity_page.failed(record).empty
-    unknown = record[:1].assign(difference=float("nan"))
-    assert len(fidelity_page.failed(unknown)) == 1
+    assert len(fidelity_page.failed(record[:1].assign(difference=float("nan")))) == 1
     assert fidelity_page.PAGE.read_text() == fidelity_page.page(record)
 
 

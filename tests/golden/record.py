@@ -113,8 +113,7 @@ def metrics(folder: Path, domains: Iterable[str] = SCRIPTS) -> dict[str, str]:
                 root = folder / domain / kind.replace("=", "-").replace(" ", "_") / way
                 run = [*line, f"run.root={root}", *(["run.trunk=false"] if way == "alone" else [])]
                 if way == "killed":
-                    kill = killed(f"step >= {KILL_AT[domain]}")
-                    script.run([*run, "run.checkpoint_steps=1"], kill, (9,))
+                    script.run([*run, "run.checkpoint_steps=1"], killed(f"step >= {KILL_AT[domain]}"), (9,))
                 script.run(run)
                 [path] = [p for p in root.rglob("metrics.jsonl") if "trunks" not in p.parts]
                 digests[way] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]

@@ -47,14 +47,13 @@ def test_one_seed_of_every_sweep_of_a_part_before_the_second_and_the_next_part(t
 
 
 def test_a_sweep_is_what_one_types_and_given_overrides_go_where_the_key_exists(tiny):
-    more = ["learning_rate=0.01", "batch_size=16", "hydra/launcher=ray"]
-    [*_, last] = load(tiny, more)[1]
+    [*_, last] = load(tiny, ["learning_rate=0.01", "batch_size=16", "hydra/launcher=ray"])[1]
     assert last.domain.name == "vision" and last.words[2:] == [
         "experiment=random_label", "size=smoke", "method=none", "seed=3,4", "threads=1", "batch_size=16",
         "learning_rate=0.01", "hydra/launcher=ray",
     ]  # fmt: skip
-    given = {s.domain.name for s in load("smoke", ["env.game=catch"])[1] if "env.game=catch" in s.words}
-    assert given == {"dqn"}
+    sweeps = load("smoke", ["env.game=catch"])[1]
+    assert {sweep.domain.name for sweep in sweeps if "env.game=catch" in sweep.words} == {"dqn"}
     with pytest.raises(UserError, match=r"env.game=catch: no script of this campaign has this key"):
         load(tiny, ["env.game=catch"])
 
@@ -101,8 +100,7 @@ def test_a_failed_sweep_neither_hides_nor_sinks_the_others(python, tmp_path, cap
 
 
 def test_a_signal_to_the_campaign_reaches_the_running_sweep_and_starts_no_other(python, tmp_path):
-    wait = f"import time; os.kill({os.getpid()}, 15); time.sleep(60)"
-    assert train([python(wait), python(LEAVE)]) == 143
+    assert train([python(f"import time; os.kill({os.getpid()}, 15); time.sleep(60)"), python(LEAVE)]) == 143
     assert not (tmp_path / "left").exists()
 
 

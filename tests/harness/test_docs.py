@@ -128,8 +128,7 @@ def test_stale_moments_push_the_weight_as_far_as_the_page_says():
 def test_a_trigger_for_phases_fires_once_at_each_boundary():
     kind = run(HOW_TO / "phase_boundaries.md", only="class NewPhase")["NewPhase"]
     trigger, resumed = kind([3, 5]), kind([3, 5])
-    calls = [0, 1, 2, 3, 3, 4, 5, 5, 6]
-    assert [i for i, step in enumerate(calls) if trigger(step)] == [3, 6]
+    assert [i for i, step in enumerate([0, 1, 2, 3, 3, 4, 5, 5, 6]) if trigger(step)] == [3, 6]
     resumed.load_state_dict(trigger.state_dict())
     assert not resumed(6)
 

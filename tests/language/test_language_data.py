@@ -101,8 +101,7 @@ def test_questions_are_made_from_entries_and_only_answers_count(tmp_path):
     assert inputs[1].tolist() == corpus.validation[64:128].tolist()  # the second window
     counted = corpus.answers["validation"][65:129]
     assert 0 < counted.mean() < 1
-    wanted = np.where(counted, corpus.validation[65:129].astype(int), -100)
-    assert targets[1].tolist() == wanted.tolist()
+    assert targets[1].tolist() == np.where(counted, corpus.validation[65:129].astype(int), -100).tolist()
 
 
 def test_tokenizers_know_their_size_and_end_and_cut_nothing_off(tmp_path):

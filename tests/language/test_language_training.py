@@ -61,9 +61,9 @@ def test_without_a_trunk_a_run_that_forked_early_is_gone_on_with(tmp_path, fixed
 def test_windows_grow_at_the_boundary_and_are_evaluated_at_the_length_of_their_phase(tmp_path, fixed):
     """Phase 1 with windows of half the positions does not train the others, phase 2 does."""
     SCRIPT.train(tmp_path, *fixed, "phase_1.block=16", "method=none")
-    cfg = compose_config("language", ["size=smoke"])
+    shape = check_settings(compose_config("language", ["size=smoke"]))
     with seeded(1, "init"):
-        start = Decoder(check_settings(cfg)).wpe.weight[16:].detach()
+        start = Decoder(shape).wpe.weight[16:].detach()
     [trunk] = tmp_path.glob("trunks/*/checkpoint/end.pt")
     run = tmp_path / "fig3_best/smoke/none-phase_1.block=16/seed_1"
     middle = torch.load(trunk, weights_only=True)["treatment"]["nets"]["net"]

@@ -156,8 +156,8 @@ def test_tied_weights_of_a_torch_file_are_projected_once(tmp_path: Path) -> None
         assert run("apply", path, out, "--targets=lm_head", *options) == 0
         written = read(out)
         assert_same(written, model.state_dict())
-        together = written["lm_head.weight"].data_ptr() == written["wte.weight"].data_ptr()
-        assert together == (path == source)
+        tied = written["lm_head.weight"].data_ptr() == written["wte.weight"].data_ptr()
+        assert tied == (path == source)
         out.unlink()
     with pytest.raises(UserError, match="tied in the model, but differ"):
         treat_file(differ, targets_of(differ, "all", TIED)[0], None)
@@ -227,9 +227,7 @@ COPIES = [  # content of a file, the entry that is treated, and the one that is 
 
 
 @pytest.mark.parametrize("content, treated, left", COPIES)
-def test_apply_treats_what_training_resumes_from_and_names_the_copies(
-    tmp_path, capsys, content, treated, left
-):
+def test_apply_treats_what_training_resumes_from_and_names_copies(tmp_path, capsys, content, treated, left):
     source = write(content, tmp_path / "in.pt")
     assert run("apply", source, tmp_path / "out.pt", "--solver=exact", "--targets=*fc") == 0
     assert f"look like copies of these weights: {left}\n" in capsys.readouterr().out

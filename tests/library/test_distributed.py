@@ -155,8 +155,7 @@ def failures(rank: int) -> dict:
     treat = Mock(side_effect=error if rank == 1 else lambda stack, group: Treated(stack))
     table = find_targets(failing)
     found["out of memory"] = message(lambda: treat_model(failing, table, treat, action="none"))
-    observed = observe(sharded(), action="halved", method="halve")
-    found["boundary method"] = message(observed.__enter__)
+    found["boundary method"] = message(observe(sharded(), action="halved", method="halve").__enter__)
     flat = FullyShardedDataParallel(make(), use_orig_params=True, device_id=torch.device("cpu"))
     found["fsdp1"] = message(lambda: find_targets(flat))
     return found

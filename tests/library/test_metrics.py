@@ -100,8 +100,7 @@ def test_plasticity_looks_at_what_is_trained():
 def test_plasticity_leaves_out_what_a_net_does_not_define_and_modes_alone():
     net = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU())
     net[0].eval()
-    figures = plasticity(net, torch.ones(2, 3))
-    assert set(figures) == {"weight_norm"}  # no layer, so no units
+    assert set(plasticity(net, torch.ones(2, 3))) == {"weight_norm"}  # no layer, so no units
     assert net.training and not net[0].training and net[1].training
     assert plasticity(nn.Sequential(nn.Flatten()), torch.ones(2, 3)) == {}
 
@@ -182,6 +181,5 @@ def test_features_are_read_by_the_layer_that_runs_last():
 
 def test_the_fast_path_of_a_transformer_encoder_is_followed():
     """In evaluation mode, torch runs a layer as one operation that returns its output and None."""
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    encoder = nn.TransformerEncoder(layer, 2).eval()
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
     assert dormancy(encoder, [torch.randn(3, 5, 16)]) is not None

@@ -211,10 +211,9 @@ def test_values_far_from_one_are_set_and_the_vectors_stay(rational: bool) -> Non
     assert deviation(factors).max() <= 1e-8 and relative_error(factors[:2], matrices[:2]).max() <= 2e-5
 
 
-RANKS = [(30, 30, 1), (64, 64, 6), (64, 64, 63), (192, 192, 20), (200, 40, 7), (3, 2, 1)]
-
-
-@pytest.mark.parametrize("rows, columns, rank", RANKS)
+@pytest.mark.parametrize(
+    "rows, columns, rank", [(30, 30, 1), (64, 64, 6), (64, 64, 63), (192, 192, 20), (200, 40, 7), (3, 2, 1)]
+)
 def test_lost_rank_is_completed_and_named(rational: bool, rows: int, columns: int, rank: int) -> None:
     """By the nearest: <Q, W> is the sum of the singular values, which no orthogonal matrix exceeds."""
     matrix = gaussian(rows, rank) @ gaussian(rank, columns, seed=1)

@@ -75,8 +75,7 @@ def test_expert_stacks_split_into_experts_and_halves() -> None:
 
 def test_a_class_whose_rows_no_table_can_tell_stays_out() -> None:
     """EfficientViM: one class of convolutions, which hold B, C and dt in one place and one matrix in another."""
-    layer = timm.models.efficientvim.ConvLayer1d(4, 8, 1)
-    table = find_targets(nn.Sequential(layer, nn.Linear(8, 2)))
+    table = find_targets(nn.Sequential(timm.models.efficientvim.ConvLayer1d(4, 8, 1), nn.Linear(8, 2)))
     assert [target.parameter for target in table.unclear] == ["0.conv.weight"]
 
 

@@ -130,8 +130,7 @@ def test_a_fused_weight_stays_out_and_an_example_cuts_it(kind: str) -> None:
     start = weight.detach().clone().flatten(1)
     found = [t for t in find_targets(model, example=torch.randn(shape)).included if t.parameter == name]
     numbers = torch.arange(float(len(start))).view(-1, *[1] * (weight.dim() - 1)).expand_as(weight)
-    cut = [t.matrix({name: numbers})[:, 0].int().tolist() for t in found]
-    assert sorted(cut) == sorted(expected)
+    assert sorted(t.matrix({name: numbers})[:, 0].int().tolist() for t in found) == sorted(expected)
     report = fire(model, solver="exact", scale="none", example=torch.randn(shape))
     for part in expected:
         assert torch.allclose(weight.detach().flatten(1)[part], oracle(start[part]).float(), atol=1e-4)
@@ -152,8 +151,7 @@ def test_the_report_says_what_is_left_out_and_which_share_was_treated() -> None:
 @pytest.mark.parametrize("name", "wqkv linear_qkv qkv_fused attn qkv_layer W_pack in_proj Wqkv qkv".split())  # noqa: SIM905
 def test_grouped_heads_stay_out_under_any_name(name: str) -> None:
     attention = nn.ModuleDict({"attention": grouped_heads(name=name), "feed_forward": nn.Linear(64, 64)})
-    out = {t.parameter for t in find_targets(attention).unclear}
-    assert out == {f"attention.{name}.weight"}
+    assert {t.parameter for t in find_targets(attention).unclear} == {f"attention.{name}.weight"}
 
 
 def test_a_declaration_is_tested_by_an_example() -> None:

@@ -93,8 +93,7 @@ def test_branches_share_batches_and_chance_and_repeats_differ():
         seen.append((batch[1].sum().item(), torch.rand(1).item(), random.random(), np.random.rand()))
         return step(net, optimizer, batch)
 
-    off = create("shrink_perturb", shrink=0.0)
-    methods = {"again": "none", "off": off, "fire": "fire", "redo": "redo"}
+    methods = {"again": "none", "off": create("shrink_perturb", shrink=0.0), "fire": "fire", "redo": "redo"}
     result = short(methods, make(dropout=0.5), step=noisy)
     parts = [seen[i : i + 12] for i in range(0, len(seen), 12)]
     assert len(parts) == 10
@@ -102,8 +101,7 @@ def test_branches_share_batches_and_chance_and_repeats_differ():
     assert parts[0] != parts[5]
     assert not result.gains("again").any() and not result.gains("off").any()
     assert result.gains("fire").any()
-    a_pass = sorted(batch[1].sum().item() for batch in DATA)
-    assert sorted(value[0] for value in parts[0][:6]) == a_pass
+    assert sorted(value[0] for value in parts[0][:6]) == sorted(batch[1].sum().item() for batch in DATA)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -120,8 +118,7 @@ SOON = {"redo": {"every_steps": 3}, "cbp": {"replacement_rate": 0.2, "maturity":
 @pytest.mark.parametrize("name", "adamo cbp dash fire hare_tortoise l2_init muon redo rewarm".split())  # noqa: SIM905
 def test_branch_is_the_loop_of_attach(name):
     """All calls are made: penalty, before_step, after_step, after_pass, and evaluation with the method's weights."""
-    method = create(name, **SOON.get(name, {}))
-    result = short([method], batches=lambda repeat: DATA)
+    result = short([create(name, **SOON.get(name, {}))], batches=lambda repeat: DATA)
     net, optimizer, start = make()
     chance = derive(0, "trial", 0)
     given = {"initial": {"net": start}, "loss": cross_entropy, "batches": lambda: iter([*DATA, *DATA])}

@@ -27,8 +27,7 @@ def test_joined_layers_know_their_columns():
     columns = {layer.name: layer.columns_in("out").tolist() for layer in layers}
     assert columns == {"side": [[0], [1]], "conv": [[2 + i, 5 + i, 8 + i, 11 + i] for i in range(3)]}
     conv = next(layer for layer in layers if layer.name == "conv")
-    image = torch.relu(net.eval().norm(net.conv(x)))
-    expected = relative_to_layer(image.detach().mean((0, 2, 3)))
+    expected = relative_to_layer(torch.relu(net.eval().norm(net.conv(x))).detach().mean((0, 2, 3)))
     torch.testing.assert_close(dormancy(net, x.split(3))["conv"], expected)
     before = net.out.weight.detach().clone()
     nn.init.constant_(net.norm.weight, 2.0)
@@ -56,8 +55,7 @@ def test_entries_are_read_and_written_unit_by_unit():
     moments = torch.zeros_like(net[0].weight)
     weight.write(torch.ones(8, 3), moments)
     assert (moments == 1).all() and not (net[0].weight == 1).any()
-    scores = dormancy(net, [torch.randn(2, 5, 3)])["0"]
-    assert scores.shape == (8,)
+    assert dormancy(net, [torch.randn(2, 5, 3)])["0"].shape == (8,)
     recycle(net, layer, torch.tensor([6]), generator=torch.Generator(), law="he_uniform")
     assert net[2].weight[1, 0, 2] == 0 and net[0].bias[1, 2] == 0
 

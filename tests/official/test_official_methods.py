@@ -79,8 +79,7 @@ def official(name: str, state: State, seed: int = 5, **settings: float):
 @pytest.mark.parametrize("case, targets", [("conv.all", "all"), ("vit.all", "all"), ("vit.is_vit", "qk")])
 def test_fire(case, targets, fidelity):
     arrays, settings = load("fire")
-    kind = case.split(".")[0]
-    model = net(kind)
+    model = net(case.split(".")[0])
     before = deepcopy(model.state_dict())
     create("fire", targets=targets).boundary(state_of(model))
     assert rows_changed(model, before).keys() == set(settings["cases"][case]["changed"])
@@ -118,8 +117,7 @@ def test_full_reset(fidelity):
     state = state_of(load_into(net("conv"), arrays, "init"))
     load_into(state.nets["net"], arrays, "old")
     create("full_reset").boundary(state)
-    difference = worst(state.nets["net"], arrays, "after")
-    fidelity("method", "full_reset", "weights and buffers", difference, 0.0)
+    fidelity("method", "full_reset", "weights and buffers", worst(state.nets["net"], arrays, "after"), 0.0)
 
 
 @pytest.mark.parametrize("case", load("dash")[1]["cases"])
@@ -131,8 +129,7 @@ def test_dash(case, fidelity):
     state.batches = lambda: (batch(kind, b["u_number"], b["size"]) for b in settings["batches"])
     model.train(values["mode"] == "train")
     before = deepcopy(model.state_dict())
-    method = create("dash", variant="official", alpha=values["alpha"], floor=values["floor"])
-    method.boundary(state)
+    create("dash", variant="official", alpha=values["alpha"], floor=values["floor"]).boundary(state)
     # batch norm takes the gradient of conv1's bias away in training mode: what is left is rounding
     noise = ("conv1.bias",) if case.startswith("conv.train") else ()
     fidelity("method", "dash", f"weights, {case}", worst(model, arrays, f"{case}.after", noise), 2e-6)
@@ -342,8 +339,7 @@ def test_snr_over_96_steps(case, fidelity):
     memory, method.recycle = method.memory["net"], Mock(wraps=method.recycle)
     for step in range(96):
         row = 2.0 * arrays["mlp.fires"][step].float() - 1.0
-        inputs = row.expand(int(arrays[f"{case}.batch"][step]), 8)
-        model(inputs).sum().backward()
+        model(row.expand(int(arrays[f"{case}.batch"][step]), 8)).sum().backward()
         if step == 0:
             adam.step()
         method.recycle.reset_mock()
@@ -363,8 +359,7 @@ def test_snr_over_96_steps(case, fidelity):
             assert steps_of(adam, model) == settings["cases"][case]["adam_step_after_step0"]
         model.load_state_dict(start)
     for name, known in memory.items():
-        silences = known["silences"].tolist()
-        counted = Counter(pair for ages in silences for pair in enumerate(ages) if pair[1])
+        counted = Counter(pair for ages in known["silences"].tolist() for pair in enumerate(ages) if pair[1])
         theirs = arrays[f"{case}.histogram_last.{name}"].int().tolist()
         assert counted == {(unit, age): count for unit, age, count in theirs if age}
 
@@ -375,8 +370,7 @@ def test_snr_at_its_first_step(kind, fidelity):
     case = settings["cases"][kind]
     state.optimizers["net"] = adam = torch.optim.Adam(model.parameters(), lr=0.0)
     for p in model.parameters():
-        moments = {moment: torch.full_like(p, 0.5) for moment in MOMENTS}
-        adam.state[p] = {"step": torch.tensor(1.0), **moments}
+        adam.state[p] = {"step": torch.tensor(1.0)} | {key: torch.full_like(p, 0.5) for key in MOMENTS}
     method = official("snr", state, percentile=case["percentile"])
     before, method.recycle = deepcopy(model.state_dict()), Mock(wraps=method.recycle)
     # the stored masks come from the pass before Adam's step: hand over what it saw

@@ -374,8 +374,7 @@ def test_a_new_optimizer_begins_each_phase(run, fidelity):
         pairs |= {what: (optimizer.defaults[key], recorded[key]) for what, key in names.items()}
         pairs["steps that it remembers"] = max(remembered), 1
         for what, (ours, theirs) in pairs.items():
-            difference = np.abs(np.subtract(ours, theirs)).max()
-            fidelity("cell", experiment, f"optimizer: {what}", difference, 0)
+            fidelity("cell", experiment, f"optimizer: {what}", np.abs(np.subtract(ours, theirs)).max(), 0)
 
 
 def test_gradients_are_clipped(run, fidelity):

@@ -153,8 +153,7 @@ def test_hare_and_tortoise():
     treatment = attach(create("hare_tortoise", momentum=0.9, passes=3, first_phase=0), net)
 
     def state_is(vector: Tensor, values: dict[str, Tensor]) -> bool:
-        parts = vector.split([value.numel() for value in values.values()])
-        pairs = zip(values.values(), parts, strict=True)
+        pairs = zip(values.values(), vector.split([v.numel() for v in values.values()]), strict=True)
         return all(largest(a.flatten(), b) < RULES for a, b in pairs if a.is_floating_point())
 
     for step in (1, 2, 7, 8):

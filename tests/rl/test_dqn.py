@@ -146,8 +146,7 @@ def test_the_experiment_treats_convolutions_and_resets_linear_layers(name):
     torch.manual_seed(0)
     net, state = trained()
     before = {k: v.clone() for k, v in net.state_dict().items()}
-    cfg = compose_config("dqn", ["experiment=fig4a_asterix", f"method={name}"])
-    create(**cfg.method).boundary(state)
+    create(**compose_config("dqn", ["experiment=fig4a_asterix", f"method={name}"]).method).boundary(state)
     initial = state.initial["net"]
     for key, value in net.state_dict().items():
         if key.startswith("head"):

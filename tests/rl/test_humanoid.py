@@ -176,7 +176,6 @@ def test_a_thousand_random_episodes(task, level, geometry):
         assert np.isfinite(observations).all() and (rewards >= 0).all() and (rewards <= 1).all()
         returns.append(rewards.sum())
     assert all(warning.number == 0 for warning in env.unwrapped.data.warning)
-    print(
-        f"{task}, {geometry}: {np.mean(returns):.3f} +- {np.std(returns) / 1000**0.5:.3f} over 1000 episodes"
-    )
+    error = np.std(returns) / 1000**0.5
+    print(f"{task}, {geometry}: {np.mean(returns):.3f} +- {error:.3f} over 1000 episodes")
     assert geometry == "primitive" or abs(np.mean(returns) - level) < 0.1 * level

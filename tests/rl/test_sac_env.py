@@ -58,8 +58,7 @@ def test_a_restored_task_goes_on_bit_for_bit(name, tmp_path):
     def play(task: Task, steps: range) -> list:
         outcomes = []
         for step in steps:
-            action = np.random.default_rng(step).uniform(-1, 1, task.action_size)
-            observation, *others = task.step(action)
+            observation, *others = task.step(np.random.default_rng(step).uniform(-1, 1, task.action_size))
             outcomes.append((observation.tolist(), *others))
             if True in others[1:]:  # terminated or truncated
                 task.reset(seed=step)

@@ -80,8 +80,7 @@ def test_at_the_boundary_the_target_is_a_copy_and_optimizers_are_as_the_policy_s
 
 def test_steps_and_returns_are_those_of_the_environment(tmp_path):
     """Two environment steps an agent step on H1; the return of training is that of the episodes in the replay."""
-    experiment = "fig4b_balance_simple_primitive"
-    SCRIPT.train(tmp_path, f"experiment={experiment}", "method=none")
+    SCRIPT.train(tmp_path, "experiment=fig4b_balance_simple_primitive", "method=none")
     [path] = tmp_path.glob("trunks/*/checkpoint/end.pt")
     kept = torch.load(path, weights_only=True)["kept"]
     rows, observations = kept["replay"]["rows"][:60].numpy(), len(kept["normaliser"]["mean"])
@@ -92,8 +91,7 @@ def test_steps_and_returns_are_those_of_the_environment(tmp_path):
     lines = metrics_of(tmp_path)
     assert [line["step"] for line in lines] == [0, 120, 120, 240]
     assert lines[1]["train_return"] == pytest.approx(np.mean(returns), rel=1e-5)
-    score = (lines[1]["eval_return"] - 9.391) / (800 - 9.391)
-    assert lines[1]["eval_normalized"] == pytest.approx(score)
+    assert lines[1]["eval_normalized"] == pytest.approx((lines[1]["eval_return"] - 9.391) / (800 - 9.391))
 
 
 def test_a_truncated_step_is_stored_as_one_that_goes_on(tmp_path):

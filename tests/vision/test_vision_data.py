@@ -194,8 +194,7 @@ def test_class_folders_are_decoded_once_and_again_when_files_change(tmp_path, mo
 
 
 def test_a_published_data_set_as_class_folders_keeps_its_name_and_size(tmp_path):
-    values = {f"class_{label}": 20 * label for label in range(10)}
-    folder = folder_of_pictures(tmp_path / "images", **values)
+    folder = folder_of_pictures(tmp_path / "images", **{f"class_{n}": 20 * n for n in range(10)})
     images = load("cifar10", folder, root=tmp_path)
     assert (images.name, images.classes, images.test_images.shape) == ("cifar10", 10, (10, 3, 32, 32))
     assert images.train_labels.tolist() == sorted([*range(10)] * 3)

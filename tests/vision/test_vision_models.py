@@ -32,8 +32,7 @@ def test_nets_of_timm_go_through_the_same_table():
         pytest.skip("timm is not installed")
     net = build("timm:vit_tiny_patch16_224", classes=5, channels=3, image_size=32)
     assert net(torch.randn(2, 3, 32, 32)).shape == (2, 5)
-    rows = {row.name: row for row in fire(net).treated()}
-    sample = rows["blocks.0.attn.qkv.weight[q]"]
+    sample = {row.name: row for row in fire(net).treated()}["blocks.0.attn.qkv.weight[q]"]
     assert sample.dfi_factor < sample.dfi_before
 
 

@@ -86,10 +86,9 @@ def test_the_warm_up_is_that_of_the_phase(share, rates):
 
 
 def test_the_experiment_of_the_guide_may_lie_in_another_folder(tmp_path):
-    guide = (ROOT / "CONTRIBUTING.md").read_text()
     own = tmp_path / "mine/experiment/my_own.yaml"
     own.parent.mkdir(parents=True)
-    own.write_text(guide.partition("```yaml\n")[2].partition("```")[0])
+    own.write_text((ROOT / "CONTRIBUTING.md").read_text().partition("```yaml\n")[2].partition("```")[0])
     with pytest.raises(UserError):
         compose_config("vision", ["experiment=my_own"])
     place = ["--config-dir", str(tmp_path / "mine"), "experiment=my_own"]
@@ -100,7 +99,7 @@ def test_the_experiment_of_the_guide_may_lie_in_another_folder(tmp_path):
 
 def test_lower_precision_changes_the_loss_by_little(tmp_path):
     for precision in ("fp32", "bf16"):
-        what = [f"precision={precision}", "experiment=random_label", "run.trunk=false"]
-        SCRIPT.train(tmp_path / precision, *what)
+        what = ["experiment=random_label", "run.trunk=false"]
+        SCRIPT.train(tmp_path / precision, f"precision={precision}", *what)
     full, low = (metrics_of(tmp_path / precision)[-1]["train_loss"] for precision in ("fp32", "bf16"))
     assert 0 < abs(low - full) < 0.02 * full
