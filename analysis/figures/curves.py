@@ -72,7 +72,8 @@ def is_agent(part: Results) -> bool:
 def returns(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Return rows with `x` in thousands of environment steps. The part before the boundary, which all methods share, is
     kept for one label only; training returns are means over BINS equal parts of the run."""
-    shared = min(rows["label"], key=lambda label: (label != "none", label))
+    labels = set(rows["label"])
+    shared = "none" if "none" in labels else min(labels)
     rows = rows[(rows["label"] == shared) | (rows["phase"] > 0)]
     if metric == "train_return":
         width = rows["step"].max() / BINS

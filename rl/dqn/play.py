@@ -47,7 +47,10 @@ def evaluate(cfg: DictConfig, net: nn.Module, position: int) -> dict[str, float]
     """
     games = make_games(cfg, "evaluation", position)
     stream = numpy_generator(cfg.seed, "evaluation", position)
-    policy = lambda _: act(cfg, net, games, cfg.eval_epsilon, stream)  # noqa: E731
+
+    def policy(_: np.ndarray) -> np.ndarray:
+        return act(cfg, net, games, cfg.eval_epsilon, stream)
+
     if cfg.compat == "official":
         result = play_steps(games, policy, cfg.eval_steps)
     else:
