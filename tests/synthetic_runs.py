@@ -18,8 +18,7 @@ def write_run(
     """One run folder; `end` is the marker file, None leaves the run unfinished; `told` is more of meta.json."""
     folder = root / experiment / size / label / f"seed_{seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    changes = label.split("-")[1:]
-    overrides = [text if "." in text.partition("=")[0] else f"method.{text}" for text in changes]
+    overrides = [text if "." in text.partition("=")[0] else f"method.{text}" for text in label.split("-")[1:]]
     meta = {
         "commit": COMMIT, "dirty": False, "hardware": "test processor, 2 cores", "started": "2026-01-01T00:00:00",
         "experiment": experiment, "size": size, "method": label.partition("-")[0], "overrides": overrides,

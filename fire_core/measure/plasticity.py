@@ -115,9 +115,7 @@ def curvature(
         for _ in range(iterations):
             norm = torch.stack([(v * v).sum() for v in vector]).sum().sqrt()
             vector = [v / norm.clamp_min(torch.finfo(v.dtype).tiny) for v in vector]
-            product = torch.autograd.grad(
-                gradients, leaves, vector, retain_graph=True, materialize_grads=True
-            )
-            eigenvalue = torch.stack([(v * h).sum() for v, h in zip(vector, product, strict=True)]).sum()
-            vector = [h.detach() for h in product]
+            turned = torch.autograd.grad(gradients, leaves, vector, retain_graph=True, materialize_grads=True)
+            eigenvalue = torch.stack([(v * h).sum() for v, h in zip(vector, turned, strict=True)]).sum()
+            vector = [h.detach() for h in turned]
         return float(eigenvalue.abs())

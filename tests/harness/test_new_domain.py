@@ -137,8 +137,7 @@ def test_a_fifth_domain_runs_resumes_sweeps_and_is_in_a_table(tmp_path):
     script.run(command, early, (2,))
     assert failed.read_text().startswith("cannot write")
 
-    said = script.run(["-m", "method=none,fire", "seed=1,2", f"run.root={root}"])
-    assert "sweep: 4 of 4 done" in said
+    assert "sweep: 4 of 4 done" in script.run(["-m", "method=none,fire", "seed=1,2", f"run.root={root}"])
     assert len(list((root / "trunks").iterdir())) == 2
     command = [sys.executable, "-m", "analysis", "tables", "--experiment", "two_phases", "--root", str(root)]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

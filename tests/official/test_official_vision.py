@@ -253,9 +253,8 @@ def test_every_epoch_has_the_same_learning_rate(experiment, fidelity):
 
 @pytest.mark.parametrize("experiment", CELLS)
 def test_methods_act_in_the_same_stages(experiment, fidelity):
-    at_boundaries = ("shrink_perturb", "full_reset", "dash", "fire")
     columns = {name: f"{name}_acts" for name in ("cbp", "snr", "redo")}
-    columns |= dict.fromkeys(at_boundaries, "boundary_methods_act")
+    columns |= dict.fromkeys(("shrink_perturb", "full_reset", "dash", "fire"), "boundary_methods_act")
     columns |= dict.fromkeys(("parseval", "l2_init"), "regularisers_act")
     stages = rows_of("stages.csv")[CELLS[experiment]]
     for name, column in columns.items():
