@@ -137,7 +137,7 @@ def main() -> int:
     parser.add_argument("--plan", action="store_true", help="print sweeps, runs and hours; start nothing")
     parser.add_argument("--budget", type=pd.Timedelta, help="start no sweep after this time, as in 30h, 20m")
     asked = parser.parse_intermixed_args()
-    if asked.budget and asked.budget < pd.Timedelta("1s"):  # 30 alone would be nanoseconds
+    if asked.budget is not None and asked.budget < pd.Timedelta("1s"):  # 30 alone would be nanoseconds
         parser.error("--budget needs a unit, as in 30h or 20m")
     if asked.plan:
         print(plan(asked.campaign, asked.override))

@@ -14,7 +14,7 @@ from fire_core.report import Report
 from fire_core.seeding import derive
 from fire_core.state import State
 from fire_core.units import Recorder, UnitLayer, find_unit_layers, incoming, recycle, why_not
-from fire_core.wrapped_models import replicas_in
+from fire_core.wrapped_models import replicas_in, unwrap
 
 
 @dataclass
@@ -30,7 +30,7 @@ class LayerMethod(Method):
         self.layers: dict[str, list[UnitLayer]] = {}
         self.memory: dict[str, dict[str, dict[str, Tensor]]] = {}
         self.recorders: dict[str, Any] = {}
-        self.trained: dict[str, set[nn.Parameter]] = {}  # when the layers were found
+        self.modules: dict[str, dict[str, nn.Module]] = {}  # the first of each layer, when its memory began
         self.counts = {"steps": 0, "recycled": 0, "draws": 0}
         self.pending: list[Any] = []  # what `before_step` leaves to `after_step`
 
@@ -43,13 +43,13 @@ class LayerMethod(Method):
         return Recorder(net, (), torch.abs)
 
     def boundary(self, state: State) -> Report:
-        self._start(state)
+        self.close()
+        before, self.layers = self.layers, {}  # they may have been frozen or replaced since
         for name, net in state.nets.items():
-            if self.trained[name] != _trained(net):  # frozen or replaced; the others keep their memory
-                self.recorders.pop(name).remove()
-                before = self.layers.pop(name)
-                same = {layer.name for layer in self.find_layers(state, name) if layer in before}
-                self.memory[name] = {key: kept for key, kept in self.memory[name].items() if key in same}
+            net, modules = unwrap(net), self.modules.get(name, {})
+            found = [layer for layer in self.find_layers(state, name) if layer in before.get(name, ())]
+            same = {layer.name for layer in found if net.get_submodule(layer.name) is modules.get(layer.name)}
+            self.memory[name] = {key: kept for key, kept in self.memory.get(name, {}).items() if key in same}
         self._start(state)
         return Report(method=self.name)
 
@@ -70,7 +70,7 @@ class LayerMethod(Method):
             net = state.nets[name]
             if replicas_in(net):
                 raise UserError(
-                    f"method {self.name!r} chooses units by what one process sees, and replicas would come to differ: it "
+                    f"method {self.name!r} acts on what one process sees, and replicas would come to differ: it "
                     "does not work with DistributedDataParallel"
                 )
             found, reasons = find_unit_layers(net, next(coming_inputs(state.batches, name, self.name)))
@@ -92,7 +92,8 @@ class LayerMethod(Method):
                 layers, device = self.find_layers(state, name), next(net.parameters()).device
                 memory = {layer.name: self.start_memory(layer, device) for layer in layers}
                 self.memory[name] = memory | self.memory.get(name, {})
-                self.recorders[name], self.trained[name] = self.watch(net, layers), _trained(net)
+                self.modules[name] = {layer.name: unwrap(net).get_submodule(layer.name) for layer in layers}
+                self.recorders[name] = self.watch(net, layers)
 
     def close(self) -> None:
         """Remove all hooks; a later step puts them back."""
@@ -187,10 +188,6 @@ class ForgetfulUnitMethod(UnitMethod):
     def boundary(self, state: State) -> Report:
         self.layers = {}  # they may have been frozen or replaced since
         return Method.boundary(self, state)
-
-
-def _trained(net: nn.Module) -> set[nn.Parameter]:
-    return {parameter for parameter in net.parameters() if parameter.requires_grad}
 
 
 def stream_of(state: State, method: str, number: int) -> torch.Generator:

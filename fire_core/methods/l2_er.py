@@ -12,6 +12,7 @@ from fire_core.errors import check_settings
 from fire_core.measure import metrics
 from fire_core.methods._units import LayerMethod
 from fire_core.methods.method import FIXTURE, register
+from fire_core.report import Report
 from fire_core.state import State
 from fire_core.units import Recorder, UnitLayer
 
@@ -69,6 +70,14 @@ class L2ER(LayerMethod):
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> _Inputs:
         return _Inputs(net)
+
+    def boundary(self, state: State) -> Report:
+        before = self.recorders
+        report = super().boundary(state)
+        for name, inputs in self.recorders.items():
+            if name in before and before[name].net is inputs.net:
+                inputs.kept = before[name].kept
+        return report
 
     def before_step(self, state: State) -> None:
         self._start(state)

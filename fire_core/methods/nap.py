@@ -69,7 +69,7 @@ class NaP(Method):
         for name, net in state.nets.items() if self.steps % self.every_steps == 0 else ():
             inner = unwrap(net)
             views = self.weights(inner)
-            if not views.keys() <= self._norms.get(net, {}).keys():
+            if net not in self._norms or not views.keys() <= self._norms[net].keys():
                 _, start = start_of(net, state.initial.get(name), views)
                 norms = norms_of(start, views).items()
                 self._norms[net] = {key: norm.to(inner.get_parameter(key)) for key, norm in norms}

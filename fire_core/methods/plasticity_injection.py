@@ -94,7 +94,7 @@ class PlasticityInjection(Method):
             while any(f".{self.head}.{'old.' * (depth + 1)}" in f".{key}" for key in saved[name]):
                 depth += 1
             for module in (net, *(f for f, source in state.followers if source is net)):
-                while isinstance(head := _head(module, self.head), InjectedHead):  # back to an earlier state
+                while isinstance(head := _head(module, self.head), InjectedHead):  # back to fewer injections
                     unwrap(module).set_submodule(self.head, head.old)
                 for _ in range(depth):
                     _replace(module, self.head, deepcopy(_trainable_part(_head(module, self.head))))

@@ -331,7 +331,10 @@ def test_layers_are_found_again_where_a_boundary_freezes_or_replaces_some(name):
                 train_step(treatment, net(X).sum())
         assert [layer.name for layer in method.layers["net"]] == ["0", "2"][frozen:]
     if name == "cbp":  # the layer that was there all the time has its age, and its activations are seen
-        assert {key: int(kept["age"].max()) for key, kept in method.memory["net"].items()} == {"0": 3, "2": 9}
+        assert [int(kept["age"].max()) for kept in method.memory["net"].values()] == [3, 9]
+        net[2] = nn.Linear(3, 3)
+        treatment.boundary(4)
+        assert [int(kept["age"].max()) for kept in method.memory["net"].values()] == [3, 0]
     if name in ("cpr", "regrama"):
         treatment.optimizer.zero_grad()
         with pytest.raises(UserError, match="layer '0' has no gradient"):
@@ -341,7 +344,8 @@ def test_layers_are_found_again_where_a_boundary_freezes_or_replaces_some(name):
 def test_nap_knows_the_norm_of_a_layer_that_was_frozen_at_the_start():
     net = tiny()
     norm = net[0].requires_grad_(False).weight.norm()
-    treatment = attach("nap", net, torch.optim.SGD(net.parameters(), lr=0.1))
+    nets = {"net": net, "frozen": tiny().requires_grad_(False)}
+    treatment = attach("nap", nets, {"net": torch.optim.SGD(net.parameters(), lr=0.1)})
     for phase in (1, 2):
         treatment.boundary(phase)
         train_step(treatment, net(X).sum())
@@ -461,6 +465,8 @@ def test_l2_er_keeps_the_inputs_of_training_steps_of_its_own_nets_alone():
     train()
     treatment.load_state_dict(start)
     assert train() == {"a": 1, "b": 1}
+    treatment.boundary(2)
+    assert train() == {"a": 2, "b": 2}, "a boundary loses none"
     treatment.load_state_dict(start)
     treatment.state.nets["a"] = nets["a"] = body(3)
     assert [train()["a"], train()["a"]] == [0, 1], "the new net is known from its first step on"
