@@ -69,8 +69,7 @@ def test_the_controls_explain_a_part_at_most(material):
 
 
 def test_what_is_said_of_timing(material):
-    parts = material.parts("mistiming*", "gradual*", *timing.BASES.values())
-    studied = timing.studied(parts)
+    studied = timing.studied(material.parts("mistiming*", "gradual*", *timing.BASES.values()))
     found = {own.first["experiment"]: rows.set_index(["method", "share"]) for own, _, rows in studied}
     gradual, mistimed = found["gradual_random_label"], found["mistiming_random_label"]
     alone = gradual["mean"]["none"]
@@ -168,8 +167,7 @@ def test_what_the_readme_says_of_tasks(material):
     decided = material.planned.query("worse != 'none' and verdict != 'open'")
     tried = claims.of_fire(decided).groupby("experiment")["worse"].agg(set)
     controls = {"fire_exact", "rescale"}
-    assert len(tried["fig2a_tiny_imagenet_vgg16"] - controls) == 10
-    assert len(tried["fig3_60k"] - controls) == 13
+    assert [len(tried[each] - controls) for each in ("fig2a_tiny_imagenet_vgg16", "fig3_60k")] == [10, 13]
     assert tried["fig2b_cifar10_resnet18"] == {"shrink_perturb", "full_reset"}
     resnet = material.gaps("fire", "fig2a_cifar10_resnet18").set_index("label")["difference"]
     assert resnet[["dash", "muon", "redo"]].between(0.015, 0.035).all()  # "by .02 to .03"

@@ -58,8 +58,7 @@ class Training:
         torch.manual_seed(0)
         shape = NETS.get(net, {"image_size": 8})
         self.net = (Conv() if net == "tiny" else build(net, classes=5, channels=3, **shape)).to(dtype)
-        if net == "resnet18":
-            self.net.to(memory_format=torch.channels_last)
+        self.net.to(memory_format=torch.channels_last if net == "resnet18" else torch.preserve_format)
         inputs = gaussian(2, 8, 3, shape["image_size"], shape["image_size"], seed=5).to(dtype)
         self.data = list(zip(inputs, torch.arange(16).view(2, 8) * 3 % 5))
         name, usual = CASES[case]
