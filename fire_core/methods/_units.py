@@ -43,8 +43,9 @@ class LayerMethod(Method):
         return Recorder(net, (), torch.abs)
 
     def boundary(self, state: State) -> Report:
+        """Find the layers again, as some may have been frozen or replaced; those that stay keep their memory."""
         self.close()
-        before, self.layers = self.layers, {}  # they may have been frozen or replaced since
+        before, self.layers = self.layers, {}
         for name, net in state.nets.items():
             net, modules = unwrap(net), self.modules.get(name, {})
             found = [layer for layer in self.find_layers(state, name) if layer in before.get(name, ())]

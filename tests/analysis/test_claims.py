@@ -152,8 +152,7 @@ def test_exploring_seeds_never_decide(tmp_path):
     write(tmp_path, explored())
     rows = rows_of(tmp_path)
     assert set(rows["verdict"]) == {"open"} and rows["p"].isna().all()
-    # what would be said with them
-    assert rows_of(tmp_path, "exploring").loc[("fire", "none"), "verdict"] == "holds"
+    assert rows_of(tmp_path, "exploring").loc[("fire", "none"), "verdict"] == "holds"  # with them
     assert claims.planned_seeds(CELL, "small", "fire", "none") == []
 
 

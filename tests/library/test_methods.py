@@ -291,7 +291,8 @@ def test_a_rebuilt_net_takes_the_checkpoint_of_an_injected_one(phases, first_pha
     attached(fresh, other).load_state_dict(saved)
     other.load_state_dict(target.state_dict())
     x = torch.randn(4, 3)
-    assert torch.equal(fresh(x), net(x))
+    assert torch.equal(fresh(x), before := net(x))
     treatment.boundary(phases[-1] + 1)
     treatment.load_state_dict(saved)  # back to an earlier state
+    assert torch.equal(net(x), before)
     assert [p.requires_grad for p in fresh.parameters()] == [p.requires_grad for p in net.parameters()]
