@@ -66,10 +66,11 @@ def treat_model(
         treatment: (stack (count, out, in) of matrices, their targets) -> `fire_core.engine.Treated`.
         options: those of `fire_core.engine.treat_tensors`, with its errors; `action` is required.
     """
-    parameters = dict(inside(model)[0].named_parameters())
+    inner, options["initial"] = unwrap_with(model, options.get("initial"))
+    parameters = dict(inner.named_parameters())
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         replicas = replicas_in(model)
-        if replicas or group is not None or is_sharded(parameters):
+        if replicas or group is not None or is_sharded(parameters.values()):
             from fire_core.distributed import share_out
 
             group = replicas[0].process_group if replicas and group is None else group
@@ -161,7 +162,7 @@ def observe(
     """
     model, initial = unwrap_with(model, initial)
     parameters: dict[str, Tensor] = dict(model.named_parameters())
-    if is_sharded(parameters):
+    if is_sharded(parameters.values()):
         raise UserError(
             f"{method or action} changes whole parameters and cannot see them in a sharded model; fire, fire_exact, "
             "interpolate, rescale, keep_norm and random_orthogonal can: use one of these, or change the weights before "

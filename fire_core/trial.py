@@ -198,7 +198,7 @@ def student_t(probability: float, degrees: int) -> float:
 
 
 def _check(methods: Any, nets: Any, initial: Any, loss: Any, batches: Any, steps: int, repeats: int) -> None:
-    if any(replicas_in(net) or is_sharded(dict(net.named_parameters())) for net in nets.values()):
+    if any(replicas_in(net) or is_sharded(net.parameters()) for net in nets.values()):
         raise UserError("trial works in one process: give the network inside DistributedDataParallel or FSDP")
     if steps < PARTS or repeats < 2:
         raise UserError(f"steps={steps}, repeats={repeats}: give at least {PARTS} steps and 2 repeats")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ def unwrap_with(model: nn.Module, initial: Any) -> tuple[nn.Module, Any]:
     inner, prefix = inside(model)
     if not isinstance(initial, Mapping):
         return inner, initial
-    if is_sharded(initial):
-        initial = {n: v.full_tensor() if hasattr(v, "full_tensor") else v for n, v in initial.items()}
+    sharded = {n: v for n, v in initial.items() if hasattr(v, "full_tensor")}
+    initial = {**initial, **{n: v.to(v.device_mesh.device_type).full_tensor() for n, v in sharded.items()}}
     if prefix and not initial.keys() <= inner.state_dict().keys():
         initial = {name.removeprefix(prefix): value for name, value in initial.items()}
     return inner, initial
@@ -54,7 +54,7 @@ def replicas_in(model: nn.Module) -> list[nn.parallel.DistributedDataParallel]:
     return [m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)]
 
 
-def is_sharded(parameters: Mapping[str, Tensor]) -> bool:
+def is_sharded(parameters: Iterable[Tensor]) -> bool:
     """Return whether any parameter is a DTensor (FSDP2, tensor parallel)."""
     # by name, because torch.distributed may be absent
-    return any(type(parameter).__name__ == "DTensor" for parameter in parameters.values())
+    return any(type(parameter).__name__ == "DTensor" for parameter in parameters)

@@ -78,7 +78,7 @@ class Method:
         By default: if the method has `targets` that a net does not have, or takes whole weights and finds shards.
         """
         for name, net in state.nets.items():
-            if self.takes_whole_weights and is_sharded(dict(net.named_parameters())):
+            if self.takes_whole_weights and is_sharded(net.parameters()):
                 raise UserError(f"method {self.name!r} takes whole weights; net {name!r} is sharded")
             if hasattr(self, "targets"):
                 find_targets(net, self.targets)

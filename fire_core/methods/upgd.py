@@ -125,6 +125,7 @@ class UPGD(Method):
     source = "Elsayed & Mahmood 2024 (UPGD, arXiv 2404.00781)"
     proven_by = FIXTURE
     changes_optimizer = True
+    takes_whole_weights = True
 
     def __post_init__(self) -> None:
         check_settings(self, maximum="raw corrected", rate_factor="(0, inf)")

@@ -95,6 +95,7 @@ def fired_models() -> dict:
         found["start", method] = towards_the_start(DistributedDataParallel(make()), method, **settings)
         given = {"initial": prefixed, **settings}
         found["prefixed start", method] = towards_the_start(DistributedDataParallel(make()), method, **given)
+    found["sharded start", "rescale"] = towards_the_start(sharded(), "rescale", sharded().state_dict())
     return found
 
 
@@ -213,6 +214,7 @@ def test_two_processes_equal_one(ranks: list[dict]) -> None:
     """Names are those of the module inside DistributedDataParallel, also where starting weights carry its prefix."""
     alone = {i: fired(make(), **settings) for i, settings in enumerate(SOLVERS)}
     alone |= {method: towards_the_start(make(), method, **settings) for method, settings in STARTS.items()}
+    alone["rescale"] = towards_the_start(make(), "rescale")
     for key, found in ranks[0]["fired"].items():
         expected, other = alone[key[1]], ranks[1]["fired"][key]
         assert found[2:] == other[2:] == expected[2:], key
@@ -234,9 +236,7 @@ def test_dash_follows_the_mean_of_all_ranks(ranks: list[dict]) -> None:
 
 
 def test_changed_means_the_same_for_every_wrapper_and_a_dry_run_changes_nothing(ranks: list[dict]) -> None:
-    for rank in ranks:
-        assert rank["changed"] == {"ddp": True, "fsdp2": True, "nested": True}
-        assert rank["dry run"]
+    assert all(rank["dry run"] and all(rank["changed"].values()) for rank in ranks)
 
 
 SAID = {
