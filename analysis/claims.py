@@ -62,7 +62,6 @@ def explored(values: dict[int, float], experiment: str, size: str, rounds: int =
     return {seed: value for seed, value in values.items() if seed in early or size == "paper"}
 
 
-# ------------------------------------------------------------------------------------------------ premise
 class Premise(NamedTuple):
     """Whether a claim about restoring plasticity can be judged in a setting (None: not measured), and the estimate that
     says so. In Figure 3 the premise holds by definition."""
@@ -88,7 +87,6 @@ def premise(part: Results, which: str = "confirming", rounds: int = ROUNDS) -> P
     return Premise(None if found.n < 2 else bool(found.low > level), found if found.n else None)
 
 
-# ------------------------------------------------------------------------------------------------ verdicts
 def verdicts(parts: Results | list[Results], seeds: str = "confirming", rounds: int = ROUNDS) -> pd.DataFrame:
     """Return the frame of comparisons of all settings (columns COLUMNS). `gains` holds the paired differences by seed.
 
@@ -197,7 +195,6 @@ def of_fire(table: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-# ------------------------------------------------------------------------------------------------ counts
 def of_paper(table: pd.DataFrame) -> pd.DataFrame:
     """Return the claims of the paper about its own panels."""
     theirs = table["source"].str.startswith("the paper's") & (table["figure"] != "")
@@ -225,7 +222,6 @@ def counts(table: pd.DataFrame) -> dict[str, int]:
     return {"all": int((told != words[-1]).sum())} | found | {"suite_wide": int(ahead.sum())}
 
 
-# ------------------------------------------------------------------------------------------------ pooled question
 def effect(gains: Mapping[int, float]) -> tuple[float, float]:
     """Return the standardised mean of paired differences with Hedges' correction, and its variance."""
     values = np.array(list(gains.values()))

@@ -53,7 +53,6 @@ def draw_premise(axis: Axes, part: Results) -> None:
         axis.text(0.02, 0.98, text, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5}, **style)
 
 
-# ------------------------------------------------------------------------------------------------ curves
 def pale(colour: str) -> tuple[float, ...]:
     return tuple(0.7 * part + 0.3 for part in to_rgb(colour))
 
@@ -133,7 +132,6 @@ def draw_empty(axis: Axes, text: str) -> None:
     axis.spines[:].set(visible=True, color="#D8D8D8")
 
 
-# ------------------------------------------------------------------------------------------------ whole figures
 def panels(count: int, most: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """Return a figure of `count` panels of this size in inches, in rows of at most `most`."""
     columns = min(most, count)

@@ -161,7 +161,6 @@ def merged(own: Results, committed: Results, by: list[str]) -> Results:
     return Results(*(pd.concat(frames, ignore_index=True) for frames in both), own.problems)
 
 
-# ------------------------------------------------------------------------------------------------ run folders
 def load(root: str | Path = "runs", patterns: Sequence[str] = ("*",), size: str | None = None) -> Results:
     """Read the runs below `root`. Unfinished runs are in `runs` and in `problems`, runs that cannot be read in `problems`
     alone. Raises UserError if `root` does not exist, or if one run counts twice."""
@@ -263,7 +262,6 @@ def _sums(changed: pd.DataFrame, reports: pd.Index) -> pd.DataFrame:
     return found.reindex(reports).assign(matrices=groups.size().reindex(reports, fill_value=0))
 
 
-# ------------------------------------------------------------------------------------------------ exports
 def load_exported(folder: str | Path = RESULTS) -> Results:
     """Return the results that `export` wrote, if any. Raises UserError for runs that were exported twice."""
     frames = []

@@ -63,7 +63,6 @@ class Material:
         return at_largest_size(rows[rows["experiment"].isin(experiments)])
 
 
-# ------------------------------------------------------------------------------------------------ verdicts
 def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows of `claims.verdicts` as text: the exploring estimate, that of the confirming seeds, and the verdict."""
     table = []
@@ -184,7 +183,6 @@ def contradictions(material: Material) -> pd.DataFrame:
     return pd.DataFrame(table, columns=["panel", "comparison", "paper", "ours [95 %]"])
 
 
-# ------------------------------------------------------------------------------------------------ estimates
 def ends(part: pd.DataFrame, measure: str) -> pd.DataFrame:
     """Return mean and difference from `none` of each method, over all seeds, and at size paper the paper's end value."""
     rows = estimates.minus(part[part["metric"] == measure], "none")
@@ -300,7 +298,6 @@ def by_panel(table: pd.DataFrame) -> pd.DataFrame:
     return table.rename(index=names.panel).rename_axis("panel").reset_index()
 
 
-# ------------------------------------------------------------------------------------------------ docs/studies.md
 def single_questions(material: Material) -> pd.DataFrame:
     """Return settings of FIRE that differ clearly, FIRE with Muon, single layers, and the matrices of a ViT."""
     found = []  # (where, rows, what they are compared with)
@@ -386,7 +383,6 @@ def table1(_: Material) -> pd.DataFrame:
     return rows[["method", "device", "hardware", "images", "batch", *heads]].map(short).rename(columns=heads)
 
 
-# ------------------------------------------------------------------------------------------------ documents
 TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "claims": partial(planned, query="kind == 'claims'"),
     "controls": lambda material: planned(material, "kind == 'controls'").drop(columns="paper's gain"),

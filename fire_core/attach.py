@@ -17,11 +17,10 @@ for phase, loader in enumerate(loaders):
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +33,8 @@ from fire_core.optim_state import check_policy, reset_optimizer_state
 from fire_core.report import Report
 from fire_core.seeding import derive
 from fire_core.state import State, snapshot
+from fire_core.targets import shorten
+from fire_core.wrapped_models import reshard
 
 IDLE = Method()  # acts in place of a method before its first phase
 Renewal = Callable[[], Mapping[str, Optimizer]]
@@ -44,7 +45,7 @@ def attach(
     nets: nn.Module | Mapping[str, nn.Module],
     optimizers: Optimizer | Mapping[str, Optimizer] | None = None,
     *,
-    initial: Mapping[str, Mapping[str, Tensor]] | None = None,
+    initial: Mapping[str, Any] | None = None,
     loss: Callable[[Any, Any], Tensor] | None = None,
     batches: Callable[[], Iterable[Any]] | None = None,
     followers: Sequence[tuple[nn.Module, nn.Module]] = (),
@@ -61,24 +62,26 @@ def attach(
         optimizers: the optimizer, or name -> optimizer, with the names of `nets`. Optimizers of other names are not the
             method's, but `optimizer_state` reaches them. Read `optimizer` or `optimizers` of the result at every step:
             some methods replace them.
-        initial: net name -> state dict of the starting weights, on the CPU; a copy of the present ones if left out.
+        initial: state dict of the starting weights, or net name -> state dict, on the CPU; by default the present ones.
         loss: (output, target) -> scalar, for methods that take gradients of their own.
         batches: returns a new iterator of (inputs, targets) of the phase that comes, for methods that look at data.
         followers: (target network, its source) pairs; a follower is copied from its source after a treatment.
         optimizer_state: "clear_changed", "clear" or "keep": what a boundary does with the optimizers' memory, see
             `reset_optimizer_state`.
-        renew: returns new optimizers after a method has added modules; by default, optimizers of the same class and
-            settings, with the memory of the parameters that are still there.
+        renew: returns new optimizers after a method has added modules; by default, the old ones take the new parameters.
         seed: of the method's own randomness, which is a function of the seed and the phase.
         compiled: whether the nets are trained through torch.compile.
 
     Raises: UserError for settings that do not fit the networks, and for something that the method needs and does not get.
     """
-    nets = {"net": nets} if isinstance(nets, nn.Module) else dict(nets)
-    if isinstance(optimizers, Optimizer):
-        optimizers = {next(iter(nets)): optimizers}
-    start = snapshot(nets) if initial is None else {name: dict(values) for name, values in initial.items()}
-    state = State(nets, dict(optimizers or {}), list(followers), start, batches, loss, compiled=compiled)
+    if isinstance(nets, nn.Module):
+        plain = any(isinstance(value, Tensor) for value in (initial or {}).values())
+        nets, initial = {"net": nets}, {"net": initial} if plain else initial
+    optimizers = {next(iter(nets)): optimizers} if isinstance(optimizers, Optimizer) else optimizers or {}
+    start = {name: dict(values) for name, values in (initial or snapshot(nets)).items()}
+    if lacking := nets.keys() - start:
+        raise UserError(f"initial lacks the weights of net {min(lacking)!r}: give net name -> state dict")
+    state = State(dict(nets), dict(optimizers), [*followers], start, batches, loss, compiled=compiled)
     method = create(method) if isinstance(method, str) else method
     return Attached(method, state, optimizer_state, renew, seed)
 
@@ -104,11 +107,13 @@ class Attached:
             raise UserError(
                 f"method {method.name!r} takes the place of the optimizer of net {min(lacking)!r}: give attach() that one"
             )
+        reset_optimizer_state(state.optimizers, "keep", [])  # is refused now rather than at a boundary
+        _check_parameters(method, state, renew)
         self.method, self.state, self.seed = method, state, seed
         self.optimizer_state, self.renew = optimizer_state, renew
         self._own = dict(state.optimizers)  # the caller's optimizers, which a method may replace
         self._built: dict[str, Optimizer] = {}  # by the method
-        self._has_gradients = False
+        self._has_gradients = self._evaluating = False
         self._enter(state.phase)
         method.check(state)
         self._choose_optimizers()
@@ -136,6 +141,8 @@ class Attached:
         """
         state = self.state
         self._enter(phase)
+        for net in state.nets.values():
+            reshard(net)
         if phase == 0:
             self._choose_optimizers()
             return Report(method=self.method.name)
@@ -184,12 +191,16 @@ class Attached:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Put in the weights that the method evaluates, and after the block those that train."""
-        self.acting.before_evaluation(self.state)
+        """Put in the weights that the method evaluates, and after the block those that train. Blocks may be nested."""
+        outermost, self._evaluating = not self._evaluating, True
+        if outermost:
+            self.acting.before_evaluation(self.state)
         try:
             yield
         finally:
-            self.acting.after_evaluation(self.state)
+            if outermost:
+                self._evaluating = False
+                self.acting.after_evaluation(self.state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the phase, the networks, the optimizers and the method's state, for a checkpoint."""
@@ -205,7 +216,8 @@ class Attached:
         """Restore what `state_dict` returned. The state of another method is left out: runs may share a first phase."""
         state = self.state
         self._enter(saved["phase"])
-        if self.acting.changes_structure and state.phase > 0:
+        self._built = {}  # what these hold may be of a later phase
+        if self.method.changes_structure:
             self.method.rebuild(state, saved["nets"])
             self._renew()
         self._choose_optimizers()
@@ -217,7 +229,13 @@ class Attached:
             self.method.load_state_dict(saved["method"]["state"], state)
 
     def _renew(self) -> None:
-        self._own = dict(self.renew() if self.renew else renewed(self.state.nets, self._own))
+        self._own = dict(self.renew()) if self.renew else self._own
+        for name in () if self.renew else self._own.keys() & self.state.nets:
+            own: Any = self._own[name]
+            trained = dict.fromkeys(p for p in self.state.nets[name].parameters() if p.requires_grad)
+            own.param_groups[0]["params"][:] = trained  # the list itself, which LBFGS holds, too
+            for gone in [p for p in own.state if isinstance(p, Tensor) and p not in trained]:
+                del own.state[gone]
 
     def _enter(self, phase: int) -> None:
         self.state.phase = phase
@@ -240,19 +258,23 @@ class Attached:
             self.state.optimizers[name] = self._built[name]
 
 
-def renewed(nets: Mapping[str, nn.Module], old: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
-    """Return optimizers like `old` for the parameters that now train, with the memory of those that trained before."""
-    made = dict(old)
-    for name in [name for name in nets if name in old]:
-        net, before = nets[name], cast(Any, old[name])
-        if len(before.param_groups) > 1:
-            raise UserError(
-                f"the optimizer of {name!r} has {len(before.param_groups)} parameter groups: give attach(renew=...), a "
-                "function that returns new optimizers"
-            )
-        trained = dict.fromkeys(p for p in net.parameters() if p.requires_grad)
-        known = inspect.signature(type(before)).parameters.keys() - {"params"}
-        present = {k: v for k, v in before.param_groups[0].items() if k in known}
-        made[name] = type(before)(list(trained), **present)
-        made[name].state.update({p: memory for p, memory in before.state.items() if p in trained})
-    return made
+def _check_parameters(method: Method, state: State, renew: Renewal | None) -> None:
+    """Raise UserError for parameters that two nets share, or that a method would begin to train."""
+    owners: dict[Tensor, str] = {}
+    for name, net in state.nets.items():
+        for key, parameter in net.named_parameters():
+            if (owner := owners.setdefault(parameter, name)) != name:
+                raise UserError(
+                    f"nets {owner!r} and {name!r} share {key!r}, which would be treated twice: let one of them hold it"
+                )
+        if name in state.optimizers and (method.changes_structure or method.changes_optimizer):
+            groups = state.optimizers[name].param_groups
+            if method.changes_structure and renew is None and len(groups) > 1:
+                raise UserError(
+                    f"the optimizer of {name!r} has {len(groups)} parameter groups: give attach(renew=...)"
+                )
+            held = {id(p) for group in groups for p in group["params"]}
+            if left := [key for key, p in net.named_parameters() if p.requires_grad and id(p) not in held]:
+                raise UserError(
+                    f"method {method.name!r} would train {shorten(left)} of {name!r}, which its optimizer lacks: freeze it"
+                )

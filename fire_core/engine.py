@@ -22,7 +22,7 @@ from fire_core.report import Report, Row
 from fire_core.solvers.polar import STACK_BYTES, deviations
 from fire_core.targets import Target, TargetTable, check_module, find_targets, list_targets, shorten
 from fire_core.targets.model_targets import identity, inside
-from fire_core.wrapped_models import is_sharded, replicas_in, unwrap_with
+from fire_core.wrapped_models import is_sharded, replicas_in, reshard, unwrap_with
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -66,16 +66,18 @@ def treat_model(
         treatment: (stack (count, out, in) of matrices, their targets) -> `fire_core.engine.Treated`.
         options: those of `fire_core.engine.treat_tensors`, with its errors; `action` is required.
     """
-    inner, options["initial"] = unwrap_with(model, options.get("initial"))
-    parameters = dict(inner.named_parameters())
+    inner = inside(model)[0]
+    if options.get("initial") is not None:
+        options["initial"] = unwrap_with(model, options["initial"])[1]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
+        reshard(inner)
         replicas = replicas_in(model)
-        if replicas or group is not None or is_sharded(parameters.values()):
+        if replicas or group is not None or is_sharded(inner.parameters()):
             from fire_core.distributed import share_out
 
             group = replicas[0].process_group if replicas and group is None else group
-            return share_out(parameters, table, treatment, group=group, **options)
-    return treat_tensors(parameters, table, treatment, **options)
+            return share_out(dict(inner.named_parameters()), table, treatment, group=group, **options)
+    return treat_tensors(dict(inner.named_parameters()), table, treatment, **options)
 
 
 def table_of(model: nn.Module, targets: Any, example: Any = None) -> TargetTable:

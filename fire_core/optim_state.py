@@ -56,7 +56,7 @@ def reset_optimizer_state(
     """
     check_policy(policy)
     given = optimizers.values() if isinstance(optimizers, Mapping) else optimizers
-    nests = [_nest(each) for each in (given if isinstance(given, Iterable) else [given])]
+    nests = [nest_of(each) for each in (given if isinstance(given, Iterable) else [given])]
     chosen = _chosen(changed, policy, nests)
     copies = [copy for nest in nests for copy in _copies(nest)]
     for key, parameter, _ in copies if policy == "keep" else ():
@@ -67,14 +67,13 @@ def reset_optimizer_state(
                 f"bring the old ones back: {advice}"
             )
     counters = {} if policy == "keep" else {id(part): _counters(part) for nest in nests for part in nest}
-    everything = policy == "clear"
     for _, parameter, copy in copies:
-        if everything or id(parameter) in chosen:
+        if policy == "clear" or id(parameter) in chosen:
             copy.data.copy_(parameter)
     dropped = set()
     for number, nest in enumerate(nests if counters else ()):
         for part in nest:
-            dropped |= {(number, key) for key in _forget(part, counters[id(part)], everything, chosen)}
+            dropped |= {(number, key) for key in _forget(part, counters[id(part)], policy == "clear", chosen)}
     return len(dropped)
 
 
@@ -115,7 +114,7 @@ def _weights(nest: list[Any]) -> dict[int, Tensor]:
     return {id(p): p for part in nest for group in part.param_groups for p in group["params"]}
 
 
-def _nest(optimizer: Any) -> list[Any]:
+def nest_of(optimizer: Any) -> list[Any]:
     """Return an optimizer and those that it holds, at any depth."""
     if not hasattr(optimizer, "param_groups"):
         raise UserError(f"{type(optimizer).__name__} is no optimizer: it has no param_groups")
@@ -160,7 +159,7 @@ class _Memory(NamedTuple):
 
 
 @cache
-def _memory(kind: type) -> _Memory:
+def _memory(kind: Any) -> _Memory:
     """Return what the sources of a class and of its bases say. Raises UserError if one cannot be read."""
     memory, asked = _Memory(set(), set(), set(), {}, set()), set[tuple[str, str]]()
     for base in reversed(kind.__mro__):
@@ -171,8 +170,7 @@ def _memory(kind: type) -> _Memory:
             trees = [ast.parse(textwrap.dedent(inspect.getsource(each))).body[0] for each in functions]
         except (OSError, SyntaxError):
             raise UserError(
-                f"the source of {base.__name__} cannot be read, so what this optimizer remembers is not known: build a "
-                "new one instead"
+                f"what {base.__name__} remembers is not known, as its source cannot be read: build a new one instead"
             ) from None
         methods = {each.name: each for each in trees if isinstance(each, ast.FunctionDef)}
         start = ast.unparse(methods["__init__"]) if "__init__" in methods else ""

@@ -51,4 +51,5 @@ def undisturbed(net: nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for key, value in net.named_buffers():
-                value.copy_(buffers[key])
+                if key in buffers and value.shape == buffers[key].shape:  # not a grown cache
+                    value.copy_(buffers[key])

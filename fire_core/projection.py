@@ -156,8 +156,7 @@ def fire(
     chosen = FireSettings(
         solver, iterations, normalize, scale, variance_factor, strength, degenerate, min_norm, tolerance
     )
-    if initial is not None:
-        _, initial = unwrap_with(model, initial)
+    initial = initial if initial is None else unwrap_with(model, initial)[1]
     table, treatment = table_of(model, targets, example), partial(project, settings=chosen, initial=initial)
     options: Any = {"degenerate": degenerate, "min_norm": min_norm, "initial": initial, "dry_run": dry_run}
     return treat_model(model, table, treatment, action="projected", method="fire", group=group, **options)
@@ -185,8 +184,7 @@ def project_(weight: Tensor, *, solver: str = "exact", scale: float | None = Non
         result = (polar(taps, solver, **settings).factor * scale).to(weight.dtype)
         if not bool(result.isfinite().all()):
             raise UserError(
-                f"scale={scale!r} makes values that {weight.dtype} cannot hold, and nothing was written: choose a finite, "
-                "smaller one"
+                f"scale={scale!r} makes values that {weight.dtype} cannot hold: choose a smaller one (nothing was written)"
             )
         weight.copy_((result.movedim(0, 2) if weight.ndim > 2 else result[0]).reshape(weight.shape))
     return weight

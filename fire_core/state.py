@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import torch
@@ -43,9 +44,9 @@ class State:
             follower.load_state_dict(source.state_dict())
 
 
-def snapshot(nets: dict[str, nn.Module]) -> dict[str, dict[str, Tensor]]:
+def snapshot(nets: Mapping[str, nn.Module]) -> dict[str, dict[str, Tensor]]:
     """Return a CPU copy of every net's parameters and buffers, net name -> state dict, for `State.initial`."""
     return {
-        name: {key: value.detach().cpu().clone() for key, value in net.state_dict().items()}
+        name: {k: deepcopy(v.cpu() if isinstance(v, Tensor) else v) for k, v in net.state_dict().items()}
         for name, net in nets.items()
     }

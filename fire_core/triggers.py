@@ -129,7 +129,7 @@ class Above(Trigger):
 
 
 class Fall(Trigger):
-    """Fires when `metric` falls below `share` (0 to 1) of its highest value, and then forgets that value."""
+    """Fires when `metric` falls below `share` (0 to 1) of its highest value, below zero by as much; then forgets it."""
 
     MEMORY = ("highest",)
 
@@ -139,8 +139,9 @@ class Fall(Trigger):
         self.highest: float | None = None
 
     def decide(self, value: float) -> bool:
-        fires = self.highest is not None and value < self.share * self.highest
-        self.highest = None if fires else value if self.highest is None else max(self.highest, value)
+        best = self.highest
+        fires = best is not None and value < best * (self.share if best > 0 else 2.0 - self.share)
+        self.highest = None if fires else value if best is None else max(best, value)
         return fires
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ def unwrap_with(model: nn.Module, initial: Any) -> tuple[nn.Module, Any]:
     are gathered, so that every rank holds all of them; it is a collective call then.
     """
     inner, prefix = inside(model)
+    reshard(inner)
     if not isinstance(initial, Mapping):
         return inner, initial
     sharded = {n: v for n, v in initial.items() if hasattr(v, "full_tensor")}
@@ -31,6 +32,13 @@ def unwrap_with(model: nn.Module, initial: Any) -> tuple[nn.Module, Any]:
     if prefix and not initial.keys() <= inner.state_dict().keys():
         initial = {name.removeprefix(prefix): value for name, value in initial.items()}
     return inner, initial
+
+
+def reshard(model: nn.Module) -> None:
+    """Let FSDP2 cut the weights again that an evaluation left whole: what is written into these is lost."""
+    for part in model.modules():
+        if any(base.__name__ == "FSDPModule" for base in type(part).__mro__):
+            cast(Any, part).reshard()
 
 
 def average_over_ranks(model: nn.Module, tensors: dict[str, Tensor], like: Mapping[str, Tensor]) -> None:

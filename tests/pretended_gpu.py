@@ -67,8 +67,7 @@ class Generator(torch.Generator):
 class Gpu(Tensor):
     """A tensor of the pretended GPU; `inner` holds its values."""
 
-    is_meta = False
-    is_cpu = False
+    is_meta = is_cpu = False
     counts = Counts()
 
     @staticmethod

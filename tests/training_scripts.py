@@ -89,8 +89,7 @@ class Script:
             self.server = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
         with tempfile.NamedTemporaryFile("r") as log:
             print(json.dumps([arguments, before, log.name]), file=self.server.stdin, flush=True)
-            code = self.server.stdout.readline()
-            output = log.read()
+            code, output = self.server.stdout.readline(), log.read()
         assert code and int(code) in expect, output[-3000:]
         return output
 

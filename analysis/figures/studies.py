@@ -29,7 +29,6 @@ ALL_IMAGES = 50_000  # the paper's
 TARGETS = "method.targets"
 
 
-# ------------------------------------------------------------------------------------------------ gains and costs
 def draw_gains(parts: Sequence[Results]) -> Figure:
     rows = estimates.gains(estimates.against(pd.concat(map(estimates.frame, parts)), "none"))
     rows = rows.set_index(["experiment", "label"])
@@ -79,7 +78,6 @@ def draw_costs(parts: Sequence[Results]) -> Figure:
     return plot.with_legend(figure, grid[0])
 
 
-# ------------------------------------------------------------------------------------------------ number of images
 def scaling(parts: Sequence[Results]) -> pd.DataFrame:
     """Return one row per study (with further changed settings in its name), number of images and pair of PAIRS."""
     rows = []
@@ -120,7 +118,6 @@ def draw_scaling(parts: Sequence[Results]) -> Figure:
     return plot.with_legend(figure, grid)
 
 
-# ------------------------------------------------------------------------------------------------ single layers
 def layers(part: Results) -> pd.DataFrame:
     """Return the difference from `none` of each treated layer, its gain, and its block: `layer1.0.conv1` is `conv1` of
     `layer1.0`. A name with fewer than three parts is in block `single`, and FIRE as published is block `all`."""

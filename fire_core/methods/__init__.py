@@ -81,9 +81,7 @@ def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
         kind: Any = float | int if isinstance(default, float) else type(default)
         fits = isinstance(value, kind) and isinstance(value, bool) == isinstance(default, bool)
         if isinstance(default, int | float) and not fits:  # bool is a kind of int
-            raise UserError(
-                f"{setting} must be of type {type(default).__name__}, like its default {default!r}"
-            )
+            raise UserError(f"{setting} must be of type {type(default).__name__}, as its default {default!r}")
     made = cls(**settings)
     check_settings(made, first_phase="[0, inf)")
     return made

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from fire_core.errors import UserError, check_settings
 from fire_core.methods.method import Method
+from fire_core.optim_state import nest_of, reset_optimizer_state
 from fire_core.report import Report
 from fire_core.seeding import derive
 from fire_core.state import State
-from fire_core.units import Recorder, UnitLayer, find_unit_layers, incoming, recycle, why_not
-from fire_core.wrapped_models import replicas_in, unwrap
+from fire_core.units import Recorder, UnitLayer, find_unit_layers, incoming, outgoing, recycle, why_not
+from fire_core.wrapped_models import replicas_in
 
 
 @dataclass
@@ -47,7 +48,7 @@ class LayerMethod(Method):
         self.close()
         before, self.layers = self.layers, {}
         for name, net in state.nets.items():
-            net, modules = unwrap(net), self.modules.get(name, {})
+            modules = self.modules.get(name, {})
             found = [layer for layer in self.find_layers(state, name) if layer in before.get(name, ())]
             same = {layer.name for layer in found if net.get_submodule(layer.name) is modules.get(layer.name)}
             self.memory[name] = {key: kept for key, kept in self.memory.get(name, {}).items() if key in same}
@@ -93,7 +94,7 @@ class LayerMethod(Method):
                 layers, device = self.find_layers(state, name), next(net.parameters()).device
                 memory = {layer.name: self.start_memory(layer, device) for layer in layers}
                 self.memory[name] = memory | self.memory.get(name, {})
-                self.modules[name] = {layer.name: unwrap(net).get_submodule(layer.name) for layer in layers}
+                self.modules[name] = {layer.name: net.get_submodule(layer.name) for layer in layers}
                 self.recorders[name] = self.watch(net, layers)
 
     def close(self) -> None:
@@ -164,15 +165,13 @@ class UnitMethod(LayerMethod):
 
     def recycle(self, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
         """Replace the units `chosen` of a layer of net `name`."""
-        self.counts["recycled"] += recycle(
-            state.nets[name],
-            layer,
-            chosen,
-            generator=self.stream(state),
-            initial=state.initial[name] if self.fresh == "initial" else None,
-            law="he_uniform" if self.fresh == "he_uniform" else "default",
-            optimizers=state.optimizers.values() if self.reset_moments else (),
-        )
+        net, initial = state.nets[name], state.initial[name] if self.fresh == "initial" else None
+        law = "he_uniform" if self.fresh == "he_uniform" else "default"
+        optimizers = [o for each in state.optimizers.values() for o in nest_of(each) if self.reset_moments]
+        fresh: Any = {"generator": self.stream(state), "initial": initial, "law": law}
+        self.counts["recycled"] += recycle(net, layer, chosen, optimizers=optimizers, **fresh)
+        changed = [entries.parameter for entries in (*incoming(net, layer), *outgoing(net, layer))]
+        reset_optimizer_state(state.optimizers, "keep", changed)  # updates copies, as float32 masters
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> Any:
         return Recorder(net, layers, self.measure)
@@ -203,9 +202,7 @@ def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method:
     for inputs, *_ in batches() if batches is not None else ():
         yield inputs_of(net, inputs)
     if inputs is None:
-        raise UserError(
-            f"method {method!r} looks at the data: set state.batches to a callable that yields batches"
-        )
+        raise UserError(f"method {method!r} needs data: set state.batches to a callable that yields batches")
 
 
 def inputs_of(net: str, inputs: Any) -> Any:

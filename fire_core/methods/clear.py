@@ -42,8 +42,8 @@ class Rewarm(Method):
     """Keeps weights and optimizer memory at the boundary, and lets the learning rate rise again.
 
     In the first `steps` optimizer steps after a boundary, step t has t / steps of the rate that the loop has set, which it
-    gets back after the step. Where the loop's own schedule starts each phase with a warm-up, use steps=1: the memory is then
-    all that differs from `clear`.
+    gets back in `after_step`: call that before a scheduler's step. Where the loop's own schedule starts each phase with a
+    warm-up, use steps=1: the memory is then all that differs from `clear`.
     """
 
     steps: int = 500
@@ -71,7 +71,7 @@ class Rewarm(Method):
                 raise UserError("method 'rewarm' scales the learning rate: give attach() the optimizer")
             for group in (group for optimizer in named for group in optimizer.param_groups):
                 self._rates.append((group, group["lr"]))
-                group["lr"] *= (self.done + 1) / self.steps
+                group["lr"] = group["lr"] * ((self.done + 1) / self.steps)  # not in place: it may be a tensor
 
     def after_step(self, state: State) -> None:
         self.after_skip(state)

@@ -98,9 +98,10 @@ def shrink(
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     chosen = [target for target in table.included if target.parameter in direction]
     start = 2 if kernels else 1
-    for key in dict.fromkeys(target.parameter for target in chosen if target.kind == "conv"):
-        weight = parameters[key]
-        factor = shrink_factor(weight.flatten(start), direction[key].flatten(start), floor)
+    for key, turned in dict.fromkeys((t.parameter, t.transposed) for t in chosen if t.kind == "conv"):
+        both = (parameters[key], direction[key])  # outputs first
+        weight, slope = (each.transpose(0, 1) if turned and not kernels else each for each in both)
+        factor = shrink_factor(weight.flatten(start), slope.flatten(start), floor)
         weight.mul_(factor.view(*weight.shape[:start], *[1] * (weight.ndim - start)))
     for target in chosen:
         if target.kind != "conv":

@@ -44,8 +44,7 @@ class Projection(Method):
             table = find_targets(net, self.targets)
             if self.reset and (both := {*table.parameters} & {*match_parameters(net, self.reset)}):
                 raise UserError(
-                    f"parameters both treated and reset: {', '.join(sorted(both))}; let `targets` and `reset` name "
-                    "different layers"
+                    f"`targets` and `reset` both name {', '.join(sorted(both))}: let them name different layers"
                 )
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:

@@ -20,10 +20,10 @@ WIDER = dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)  # small s
 class HareTortoise(Method):
     """Keeps an exponential average of the weights (the tortoise), evaluates it, and copies it into the net (the hare).
 
-    The tortoise starts as a copy of the net before its first step in phase `first_phase`, and goes on over phases. After
-    every optimizer step, tortoise <- momentum * tortoise + (1 - momentum) * hare; now and then, hare <- tortoise.
-    Floating-point buffers, such as the running statistics of batch norm, are averaged and copied too; counts are taken
-    from the hare. The optimizer's state stays at a copy.
+    The tortoise starts as a copy of the net before its first step in phase `first_phase` (in phase 0, of the starting
+    weights), and goes on over phases. After every optimizer step, tortoise <- momentum * tortoise + (1 - momentum) * hare;
+    now and then, hare <- tortoise. Floating-point buffers, such as the running statistics of batch norm, are averaged and
+    copied too; counts are taken from the hare. The optimizer's state stays at a copy.
 
     Args:
         momentum: share of the tortoise that stays in each step.

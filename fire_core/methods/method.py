@@ -91,19 +91,9 @@ class Method:
         return {key: view for key, view in known[net].items() if net.get_parameter(key).requires_grad}
 
     def boundary(self, state: State) -> Report:
-        """Treat every net at a boundary, and return one report with the names `net.target` and `net.parameter`.
-
-        Raises UserError if two nets share a parameter, which would be treated twice.
-        """
+        """Treat every net at a boundary, and return one report with the names `net.target` and `net.parameter`."""
         self.__dict__.pop("_weights", None)  # layers may have been frozen or replaced since
         self.check(state)
-        owners: dict[Tensor, str] = {}
-        for name, net in state.nets.items() if type(self).treat is not Method.treat else ():
-            for key, parameter in net.named_parameters():
-                if (owner := owners.setdefault(parameter, name)) != name:
-                    raise UserError(
-                        f"nets {owner!r} and {name!r} share {key!r}, which would be treated twice: let one of them hold it"
-                    )
         reports = {name: self.treat(name, net, state) for name, net in state.nets.items()}
         return Report.merge(reports, self.name)
 

@@ -134,7 +134,8 @@ class Muon(Method):
             raise UserError(f"adam_betas={self.adam_betas} must be two numbers in [0, 1), as in [0.9, 0.95]")
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
-        epsilon = default.param_groups[0].get("eps", 1e-8)
+        epsilon = default.param_groups[0].get("eps")
+        epsilon = epsilon if isinstance(epsilon, float) else 1e-8  # Adafactor has two
         return self.optimizer(net, find_weights(net, self.targets), default, epsilon)
 
     def optimizer(

@@ -17,7 +17,7 @@ from fire_core.wrapped_models import replicas_in, unwrap, unwrap_with
 class InjectedHead(nn.Module):
     """A head that computes old(x) + new(x) - new_at_start(x), of each output if there are several; only `new` is trained.
 
-    At the injection the last two terms are equal, so the output is that of the old head.
+    At the injection the last two terms are equal in evaluation mode, so the output is that of the old head.
     """
 
     def __init__(self, old: nn.Module, new: nn.Module) -> None:
@@ -95,7 +95,7 @@ class PlasticityInjection(Method):
                 depth += 1
             for module in (net, *(f for f, source in state.followers if source is net)):
                 while isinstance(head := _head(module, self.head), InjectedHead):  # back to fewer injections
-                    unwrap(module).set_submodule(self.head, head.old)
+                    unwrap(module).set_submodule(self.head, head.old.requires_grad_(True))
                 for _ in range(depth):
                     _replace(module, self.head, deepcopy(_trainable_part(_head(module, self.head))))
 
@@ -112,9 +112,7 @@ def _replace(model: nn.Module, head: str, new: nn.Module) -> None:
 
 def _head(model: nn.Module, head: str, name: str = "the model") -> nn.Module:
     if replicas_in(model):
-        raise UserError(
-            "DistributedDataParallel does not see modules of plasticity_injection: wrap the net afterwards"
-        )
+        raise UserError("DistributedDataParallel does not see injected modules: wrap the net afterwards")
     model = unwrap(model)
     try:
         return model.get_submodule(head)

@@ -177,7 +177,6 @@ def in_order(sizes: Mapping[str, int]) -> Parts:
     return tuple((name, range(stop - size, stop)) for (name, size), stop in zip(sizes.items(), stops))
 
 
-# ------------------------------------------------------------------------------------------------ classes that were read
 with files(__package__).joinpath("known_layers.csv").open(encoding="utf-8") as table:
     KNOWN = list(csv.DictReader(table))
 
@@ -229,7 +228,6 @@ def _of_experts(place: Place) -> Layout | None:
     return Layout("expert", "gate or up half of one expert", halves, transposed)
 
 
-# ------------------------------------------------------------------------------------------------ what is not known
 def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
     """Return why a weight may hold several matrices, by its names and by what reads it, or "".
 
@@ -282,7 +280,6 @@ def _neighbours(place: Place) -> tuple[list[Width], list[Width]]:
     return [], []
 
 
-# ------------------------------------------------------------------------------------------------ modules
 def outputs_of(module: nn.Module) -> tuple[int, int] | None:
     """Return (outputs, inputs) of a Linear, a convolution, or transformers' Conv1D with a weight of its own, else None."""
     weight = module._parameters.get("weight")

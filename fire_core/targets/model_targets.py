@@ -250,7 +250,6 @@ def unwrapped(name: str) -> str:
     return inner.removeprefix("module.")
 
 
-# ------------------------------------------------------------------------------------------------ memory of weights
 def identity(parameter: Tensor) -> object:
     """Return a key that is equal for one Parameter found twice and for two with the same memory, shape and strides."""
     if not _in_memory(parameter):

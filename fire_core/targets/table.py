@@ -239,8 +239,7 @@ def _hits(table: TargetTable, item: str, matrices_only: bool) -> list[Target]:
         near = difflib.get_close_matches(item, dict.fromkeys(known), n=4, cutoff=0.6)
         nearest = f"nearest: {', '.join(near)}; " if near else ""
         raise UserError(
-            f"targets: {item!r} matches nothing; {nearest}names that exist: {shorten(existing)}; "
-            f"presets: {', '.join(PRESETS)}"
+            f"targets: {item!r} matches nothing; {nearest}names: {shorten(existing)}; presets: {', '.join(PRESETS)}"
         )
     if matrices_only and not any(target.included for target in hits):
         raise UserError(f"targets: {item!r} matches only {hits[0].name}, which is out: {hits[0].reason}")

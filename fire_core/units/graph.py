@@ -203,8 +203,9 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
         for number, operation in source.lost.items() if is_mixed(source.labels) else ():
             leave_out(trace.places([number]), f"goes through {operation}")
         places = trace.places(trace.groups_in(source))
-        if reader is None:
-            leave_out(places | source.gates, f"goes through {reading}")
+        if reader is None or modules.count(reader) > 1:
+            through = f"{reader}, which runs several times" if reader else reading
+            leave_out(places | source.gates, f"goes through {through}")
             continue
         grouped = getattr(net.get_submodule(reader), "groups", 1) > 1
         for place in (place for place in places if modules[place]):

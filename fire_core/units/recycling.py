@@ -96,7 +96,7 @@ def recycle(
 def clear_moments(
     optimizers: Iterable[Optimizer], entries: Entries, chosen: Tensor | slice = slice(None)
 ) -> None:
-    """Set what optimizers remember of the entries of the units `chosen` (default: all) to 0."""
+    """Set what optimizers remember of the entries of the units `chosen` (default: all) to 0, copies of weights included."""
     for optimizer in optimizers:
         for value in optimizer.state.get(entries.parameter, {}).values():
             if isinstance(value, Tensor) and value.shape == entries.parameter.shape:

@@ -123,8 +123,7 @@ def test_an_export_is_read_back_and_keeps_other_experiments(root, tmp_path):
     for seed in (1, 2):
         write_run(root, "random_label", "none", seed, task_lines([0.5] * 4, seed))
     results = load(root)
-    paths = export(results, out)
-    again = load_exported(out)
+    paths, again = export(results, out), load_exported(out)
     runs_of = results.runs.sort_values(["experiment", "size", "label", "seed"], ignore_index=True)
     assert again.runs.equals(runs_of.assign(path=""))
     assert len(again.metrics) == len(results.metrics)

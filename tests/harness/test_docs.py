@@ -49,8 +49,7 @@ def surroundings() -> dict:
         for _ in range(2)
     )
     optimizer = torch.optim.Adam(model.parameters())
-    data = TensorDataset(torch.randn(8, 2, 4), torch.randint(3, (8,)))
-    trained = []
+    data, trained = TensorDataset(torch.randn(8, 2, 4), torch.randint(3, (8,))), []
 
     def train(model: nn.Module, optimizer: torch.optim.Optimizer, dataset: Dataset) -> float:
         inputs, labels = default_collate([dataset[i] for i in range(len(dataset))])
@@ -136,8 +135,7 @@ def test_a_trigger_for_phases_fires_once_at_each_boundary():
 def test_the_midpoint_resets_the_dense_layers_and_the_target_network():
     names = surroundings()
     model, train = names["model"], names["interact_and_learn"]
-    dense = model[2].weight.detach().clone()
-    as_at_the_start = []
+    dense, as_at_the_start = model[2].weight.detach().clone(), []
 
     def learn(step):
         if step < 2:  # the midpoint comes before the step after these
@@ -240,8 +238,7 @@ def test_the_table_of_architectures_is_what_the_command_prints():
 
     pytest.importorskip("transformers")
     pytest.importorskip("timm")
-    text = (CONCEPTS / "architectures.md").read_text()
-    printed = io.StringIO()
+    text, printed = (CONCEPTS / "architectures.md").read_text(), io.StringIO()
     with contextlib.redirect_stdout(printed):
         show()
     assert text.endswith(f"```text\n{printed.getvalue()}```\n"), "rerun the command at the top of the page"

@@ -48,8 +48,7 @@ def test_two_identical_sweeps_at_once_both_end_well(expected, tmp_path):
 def test_a_killed_sweep_resumes(options, expected, tmp_path):
     if options:
         pytest.importorskip("hydra_plugins.hydra_ray_launcher")
-    sweep = start(tmp_path, *options, "run.checkpoint_steps=5")
-    began = time.time()
+    sweep, began = start(tmp_path, *options, "run.checkpoint_steps=5"), time.time()
     while time.time() - began < 300 and not list(tmp_path.glob("random_label/smoke/*/seed_*/DONE")):
         time.sleep(0.02)
     os.killpg(sweep.pid, signal.SIGKILL)

@@ -53,8 +53,7 @@ def test_a_run_leaves_its_whole_record(tmp_path):
     (torn := run.folder / ".meta.json.x1.torn").parent.mkdir(parents=True)
     torn.write_text("of a process that was killed while it wrote")
     assert not run.finished
-    text = play(run)
-    names = {p.name for p in run.folder.iterdir()}
+    text, names = play(run), {p.name for p in run.folder.iterdir()}
     assert {"DONE", "config.yaml", "meta.json", "metrics.jsonl", "summary.json", "boundary_1.json"} <= names
     assert not {"FAILED", "RUNNING", torn.name} & names
     meta = json.loads((run.folder / "meta.json").read_text())

@@ -38,8 +38,7 @@ def ended_texts(ids: np.ndarray) -> list[str]:
 
 
 def test_token_files_decode_to_the_documents(jsonl, tmp_path):
-    folder = prepare(jsonl, "small", tmp_path / "out", progress=False)
-    found = []
+    folder, found = prepare(jsonl, "small", tmp_path / "out", progress=False), []
     for part in ("train", "validation"):
         texts = ended_texts(np.fromfile(folder / f"{part}.bin", np.uint16))
         assert texts == list(jsonl.documents(part))

@@ -32,8 +32,7 @@ def copied_reference(net: Decoder) -> torch.nn.Module:
         n_head=shape.heads, activation_function="gelu", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
         attn_implementation="eager",
     )  # fmt: skip
-    reference = transformers.GPT2LMHeadModel(config)
-    ours = dict(net.named_parameters())
+    reference, ours = transformers.GPT2LMHeadModel(config), dict(net.named_parameters())
     with torch.no_grad():
         for name, parameter in reference.transformer.named_parameters():
             if name.endswith("bias"):

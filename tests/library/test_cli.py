@@ -240,7 +240,6 @@ def test_apply_treats_what_training_resumes_from_and_names_copies(tmp_path, caps
         assert torch.allclose(torch.linalg.svdvals(weight), torch.ones(8), atol=1e-4) == (entry == treated)
 
 
-# ------------------------------------------------------------------------------------------------ odd and unsafe files
 def flipped_bit(path: Path) -> None:
     write(WEIGHTS, path)
     content = bytearray(path.read_bytes())
@@ -321,7 +320,6 @@ def test_a_file_that_appears_while_the_weights_are_treated_is_not_overwritten(tm
     assert out.read_text() == "of another process"
 
 
-# ------------------------------------------------------------------------------------------------ folders of transformers
 TRANSFORMERS = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 
 

@@ -113,8 +113,7 @@ def test_a_failure_in_the_second_stack_leaves_the_model_alone():
 
 def test_a_report_keeps_no_matrix_alive():
     """Beside the report, only the parameters themselves are left of a treatment."""
-    net = two_layers()
-    kept = []
+    net, kept = two_layers(), []
 
     def treat(stack, group):
         kept.append(weakref.ref(stack))

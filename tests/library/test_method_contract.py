@@ -82,7 +82,9 @@ class Training:
             if self.steps % 2 == 0:
                 self.treatment.after_pass()
                 with self.treatment.evaluating(), torch.no_grad():
-                    self.tested.append(self.weights())
+                    with self.treatment.evaluating():
+                        self.tested.append(self.weights())
+                    assert torch.equal(self.weights(), self.tested[-1])
         return self
 
     def all_phases(self):
@@ -210,8 +212,7 @@ def test_resumes_and_needs_every_key_of_its_state(case, tmp_path):
 @pytest.mark.parametrize("case", DURING)
 def test_a_step_that_overflows_leaves_no_trace(case):
     """A GradScaler skips it: neither weights nor what the method remembers change, and training goes on finite."""
-    run = Training(case)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    run, scaler = Training(case), torch.amp.GradScaler("cpu", init_scale=2.0**8)
     treatment, method = run.treatment, run.treatment.method
     for step in range(6):
         inputs, labels = run.data[step % 2]

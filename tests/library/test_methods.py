@@ -196,7 +196,7 @@ def test_the_rate_rises_again_and_the_loop_keeps_its_own():
     treatment.before_step(), treatment.before_step(), treatment.after_step(skipped=True)
     saved = treatment.state_dict()
     rates += step(treatment)
-    adam.param_groups[0]["lr"] = 0.2
+    adam.param_groups[0]["lr"] = torch.tensor(0.2)
     rates += [step(treatment)[0] for _ in range(3)]
     assert rates == pytest.approx([0.025, 0.05, 0.15, 0.2, 0.2]) and adam.param_groups[0]["lr"] == 0.2
     _, _, again = trained("rewarm", "clear", steps=4)
@@ -214,7 +214,6 @@ def test_the_page_has_the_table_of_the_classes():
     assert table() in page.read_text()
 
 
-# ------------------------------------------------------------------------------------------------ plasticity injection
 def injected_head():
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
 
@@ -233,6 +232,18 @@ def trained_state():
             parameter.add_(torch.randn_like(parameter))
     target.load_state_dict(net.state_dict())
     return state, net, target
+
+
+def test_what_would_be_treated_twice_or_begin_to_train_is_refused():
+    shared = nn.Linear(2, 2)
+    net = nn.Sequential(shared, nn.Linear(2, 2))
+    with pytest.raises(UserError, match="would be treated twice"):
+        attach("parseval", {"a": net, "b": nn.Sequential(shared)})
+    for method in ("muon", "upgd", create("plasticity_injection", head="1")):
+        with pytest.raises(UserError, match="would train 0"):
+            attach(method, net, torch.optim.SGD(net[1].parameters()))
+    with pytest.raises(UserError, match="lacks the weights of net 'net'"):
+        attach("none", net, initial={"model": net.state_dict()})
 
 
 def test_a_tied_head_leaves_the_embedding_in_training():
@@ -275,7 +286,7 @@ def test_predictions_do_not_change_and_only_the_new_head_and_the_encoder_learn()
     assert not torch.equal(net.head.new[0].weight, start[0].weight)
 
 
-@pytest.mark.parametrize("phases, first_phase", [([1], 1), ([1, 2], 1), ([1, 2], 2), ([10], 1), ([1, 1], 1)])
+@pytest.mark.parametrize("phases, first_phase", [([], 1), ([1, 2], 1), ([1, 2], 2), ([10], 1), ([1, 1], 1)])
 def test_a_rebuilt_net_takes_the_checkpoint_of_an_injected_one(phases, first_phase):
     def attached(net, target):
         method = create("plasticity_injection", first_phase=first_phase)
@@ -292,7 +303,7 @@ def test_a_rebuilt_net_takes_the_checkpoint_of_an_injected_one(phases, first_pha
     other.load_state_dict(target.state_dict())
     x = torch.randn(4, 3)
     assert torch.equal(fresh(x), before := net(x))
-    treatment.boundary(phases[-1] + 1)
+    treatment.boundary(sum(phases) + 1)
     treatment.load_state_dict(saved)  # back to an earlier state
     assert torch.equal(net(x), before)
     assert [p.requires_grad for p in fresh.parameters()] == [p.requires_grad for p in net.parameters()]

@@ -38,8 +38,7 @@ def test_float32_copies_of_half_precision_weights_are_not_missed():
             parameter.data.copy_(copy)
 
     step()
-    report = fire(net, solver="exact")
-    treated = net.weight.detach().clone()
+    report, treated = fire(net, solver="exact"), net.weight.detach().clone()
     for policy in ("keep", "clear_changed"):
         with pytest.raises(UserError, match=r"1 changed parameters.*bfloat16.*into the copies"):
             reset_optimizer_state(optimizer, policy, report)

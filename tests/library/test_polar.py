@@ -154,7 +154,6 @@ def test_the_table_of_norms_is_what_the_solver_gives() -> None:
             assert value / 3 < float(measured) < 3 * value or max(value, float(measured)) < 1e-3
 
 
-# ------------------------------------------------------------------------------------------------ inside
 def test_the_schedules_of_the_solver_cover_what_their_comments_say() -> None:
     square = (polar_exact.LIFT, polar_exact.SETTLE), polar_exact.FINISH
     for (steps, last), lower in ((square, 3e-3), ((polar_exact.TRIANGLE_RATIONAL, schedules.CUBIC), 0.04)):

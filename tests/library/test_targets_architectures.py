@@ -19,8 +19,7 @@ import tests.architectures as architectures
 from fire_core.targets import Target, find_targets
 from fire_core.targets.rows import trace_rows
 
-transformers = pytest.importorskip("transformers")
-timm = pytest.importorskip("timm")
+transformers, timm = pytest.importorskip("transformers"), pytest.importorskip("timm")
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
 
 pytestmark = pytest.mark.reference

@@ -26,8 +26,8 @@ FIRED = {  # trigger: what it observes in steps 0, 1, ..., None where x is missi
     Plateau("x", 2, mode="max"): ([0.1, 0.2, 0.2, 0.19, 0.3], [3]),
     Plateau("x", 3, min_change=0.5): ([5.0, 4.8, 4.6, 4.55, 4.0], [3]),
     Above("x", 0.35): ([0.1, 0.4, 0.5, 0.3, 0.4, 0.2, 0.6], [1, 4, 6]),  # again when the value has fallen
-    # from the highest value since it last fired
-    Fall("x", 0.5): ([4.0, 10.0, None, 5.0, 4.9, 2.0, 1.1, 0.9, 3.0], [4, 7]),
+    Fall("x", 0.5): ([4.0, 10.0, None, 5.0, 4.9, 2.0, 1.1, 0.9, 3.0], [4, 7]),  # the highest since it fired
+    Fall("x", 0.5): ([-1200.0, -900.0, -400.0, -500.0, -601.0], [4]),
     EveryNSteps(3): ([0] * 8, [3, 6]),
     Cooldown(Plateau("x", 2), 5): ([3, 1, 1, 1, 3, 3, 2, 2, 4, 4, 1, 3, 3, 3], [3, 8]),
     Cooldown(EveryNSteps(2), 5): ([0] * 14, [2, 8]),  # what fires in between is lost

@@ -82,17 +82,19 @@ def test_gated_units():
 
 
 def shared(net, x):
-    """A residual sum, a layer used twice, sorted units."""
+    """A residual sum, a layer used twice, sorted units, two layers before one."""
     x = net.stem(x)
     x = x + net.twice(torch.relu(net.twice(x)))
-    return net.out(torch.cat([x, net.side(x).sort(dim=1).values], dim=1))
+    out = net.out(torch.cat([x, net.side(x).sort(dim=1).values], dim=1))
+    return out, net.head(net.left(x).relu()), net.head(net.right(x).relu())
 
 
 def test_units_without_an_owner_are_left_out_with_a_reason():
-    layers = {name: nn.Linear(4, 4) for name in ("stem", "twice", "side")}
+    layers = {name: nn.Linear(4, 4) for name in ("stem", "twice", "side", "left", "right", "head")}
     net = Net(shared, **layers, out=nn.Linear(8, 2))
     net.side.weight.requires_grad_(False)
     layers, reasons = find_unit_layers(net, torch.randn(2, 4))
-    assert layers == [] and set(reasons) == {"stem", "twice", "side", "out"}
+    assert layers == [] and set(reasons) == {"stem", "twice", "side", "left", "right", "head", "out"}
+    assert reasons["left"] == reasons["right"] == "goes through head, which runs several times"
     assert "added" in reasons["stem"] and "2 times" in reasons["twice"] and "output" in reasons["out"]
     assert not net.side.weight.requires_grad and net.training and hooks(net) == 0

@@ -388,8 +388,7 @@ def test_snr_at_its_first_step(kind, fidelity):
 def test_snr_keeps_test_images_between_epochs():
     """At the first step of an epoch the last 512 samples are one batch and, before it, test images."""
     model = net("conv").train()
-    state = state_of(model, phase=0)
-    images = -batch("conv", 1010, 8)[0]
+    state, images = state_of(model, phase=0), -batch("conv", 1010, 8)[0]
     state.batches = SimpleNamespace(test_inputs=lambda count: images.repeat(count // 8, 1, 1, 1))
     method = official("snr", state)
     memory = method.memory["net"]["conv1"]
@@ -412,8 +411,7 @@ def test_snr_keeps_test_images_between_epochs():
 def test_hooks_hold_the_end_of_the_stage_before(name):
     """As hooks that watched all of it, where the weights stand still: four batches of 200, of which 512 samples stay."""
     model = net("conv").train()
-    state = state_of(model, phase=0)
-    method = create(name, variant="official")
+    state, method = state_of(model, phase=0), create(name, variant="official")
     batches = [batch("conv", 1000 + i, 200)[0] for i in range(4)]
     watching, watched = method.watch(model, method.find_layers(state, "net")), {}
     for inputs in batches:

@@ -42,8 +42,7 @@ def test_frames_are_those_of_the_official_stack(game, fidelity):
     what = [f"experiment=fig4a_{game}", "size=paper", "env.environments=1", "env.sticky=0"]
     for compat in ("official", "corrected"):
         games[compat] = make_games(compose_config("dqn", [*what, f"compat={compat}"]), "games")
-    generator = np.random.default_rng(0)
-    expected = official.reset(seed=0)
+    generator, expected = np.random.default_rng(0), official.reset(seed=0)
     frames = {compat: each.reset()[0, -1] for compat, each in games.items()}
     largest, differing, total, ends = 0, 0, 0, 0
     for _ in range(400):

@@ -189,8 +189,7 @@ def test_seeds_mean_the_same_images(experiment, seed, fidelity):
 @pytest.mark.parametrize("experiment", CELLS)
 def test_stages_have_the_same_size(experiment, fidelity):
     cfg, images, phases = phases_of(experiment)
-    stages = rows_of("stages.csv")[CELLS[experiment]]
-    steps = 0
+    stages, steps = rows_of("stages.csv")[CELLS[experiment]], 0
     for phase, stage in zip(phases, stages, strict=True):
         batches = batch_indices(1, phase.index, 0, len(phase.indices), cfg.batch_size)
         seen = torch.arange(images.classes) if phase.seen is None else phase.seen

@@ -49,8 +49,7 @@ def test_sticky_actions_repeat_the_executed_action_a_quarter_of_the_time():
     games.reset()
     kept = total = 0
     for number in range(300):
-        before = games.executed.copy()
-        chosen = np.full(50, number % 3)
+        before, chosen = games.executed.copy(), np.full(50, number % 3)
         step = games.step(chosen)
         running = ~(step.terminated | step.truncated)
         differs = running & (before != chosen)
@@ -67,8 +66,7 @@ def test_state_dict_returns_to_the_exact_moment(game, reseed_after, monkeypatch,
     games.reset()
     play(games, 1300)
     torch.save(games.state_dict(), tmp_path / "state")
-    expected = play(games, 150, seed=2)
-    again = Games(game, 2, (42, 42), seed=99)
+    expected, again = play(games, 150, seed=2), Games(game, 2, (42, 42), seed=99)
     again.reset()
     again.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
     for one, other in zip(expected, play(again, 150, seed=2)):

@@ -348,8 +348,7 @@ def test_a_gradual_shift_mixes_in_the_phase_before():
     """Over the first half of the phase, the share of its own images rises from 0 to 1; the first phase is left alone."""
     old = PhaseData(0, "old", torch.arange(10), torch.zeros(10, dtype=torch.int64), 4)
     new = PhaseData(1, "new", torch.arange(100, 140), torch.ones(40, dtype=torch.int64), 4)
-    batch = torch.arange(20, 40)
-    shares = []
+    batch, shares = torch.arange(20, 40), []
     for done in (0.0, 0.25, 0.4, 0.5, 0.9):
         indices, labels = pick([old, new], new, batch, done, 0.5)
         own = indices >= 100

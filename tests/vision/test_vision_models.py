@@ -39,8 +39,7 @@ def test_nets_of_timm_go_through_the_same_table():
 def test_the_vit_leaves_out_what_nothing_reads_and_stays_the_same_function():
     torch.manual_seed(0)
     net = build("vit_tiny", classes=5, channels=3, image_size=16, width=24, depth=2, heads=2).double()
-    inputs = torch.randn(3, 3, 16, 16, dtype=torch.float64)
-    results = []
+    inputs, results = torch.randn(3, 3, 16, 16, dtype=torch.float64), []
     for net.all_tokens in (True, False):
         net.zero_grad()
         outputs = net(inputs)
