@@ -79,7 +79,7 @@ $(SWEEPS): %-sweep: $$(call with,suite $$* $(meshes))
 	$(PY) -m analysis tables --experiment $(experiments) --size $(SIZE) --root $(RUNS) || status=$$?; exit $$status
 data: $(call with,suite vision) ## download image data ahead of time: DATA=cifar10,cifar100,tiny_imagenet
 	$(PY) -m vision.data $(or $(subst $(comma),$(space),$(DATA)),cifar10 cifar100 tiny_imagenet)
-paper: install-all ## every run of the paper, the most informative first: PLAN=1 prints the plan, BUDGET=30h limits the time
+paper: install-all ## the runs of Figures 2 to 4 and of 5a, the most informative first: PLAN=1 prints the plan, BUDGET=30h limits the time
 	$(PY) -m harness.campaign paper run.root=$(RUNS) $(if $(filter command%,$(origin JOBS)),run.jobs=$(JOBS)) \
 		$(if $(PLAN),--plan) $(if $(BUDGET),--budget $(BUDGET)) $(OPTIONS)
 status: $(call with,suite) ## list which runs are done, running, failed or missing
