@@ -17,10 +17,11 @@ for phase, loader in enumerate(loaders):
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -66,9 +67,8 @@ def attach(
         loss: (output, target) -> scalar, for methods that take gradients of their own.
         batches: returns a new iterator of (inputs, targets) of the phase that comes, for methods that look at data.
         followers: (target network, its source) pairs; a follower is copied from its source after a treatment.
-        optimizer_state: "clear_changed", "clear" or "keep": what a boundary does with the optimizers' memory, see
-            `reset_optimizer_state`.
-        renew: returns new optimizers after a method has added modules; by default, the old ones take the new parameters.
+        optimizer_state: "clear_changed", "clear" or "keep": what `reset_optimizer_state` does at a boundary.
+        renew: returns new optimizers after a method has added modules; by default, ones like the old, with their memory.
         seed: of the method's own randomness, which is a function of the seed and the phase.
         compiled: whether the nets are trained through torch.compile.
 
@@ -78,19 +78,16 @@ def attach(
         plain = any(isinstance(value, Tensor) for value in (initial or {}).values())
         nets, initial = {"net": nets}, {"net": initial} if plain else initial
     optimizers = {next(iter(nets)): optimizers} if isinstance(optimizers, Optimizer) else optimizers or {}
-    start = {name: dict(values) for name, values in (initial or snapshot(nets)).items()}
-    if lacking := nets.keys() - start:
+    if lacking := nets.keys() - (initial or nets):
         raise UserError(f"initial lacks the weights of net {min(lacking)!r}: give net name -> state dict")
+    start = {name: dict(values) for name, values in (initial or snapshot(nets)).items()}
     state = State(dict(nets), dict(optimizers), [*followers], start, batches, loss, compiled=compiled)
     method = create(method) if isinstance(method, str) else method
     return Attached(method, state, optimizer_state, renew, seed)
 
 
 class Attached:
-    """What `attach` returns: the calls of a training loop, and the state that a checkpoint needs.
-
-    Before phase `method.first_phase` all calls do nothing.
-    """
+    """What `attach` returns: the calls of a training loop, which act from phase `first_phase` on, and their state."""
 
     def __init__(
         self, method: Method, state: State, optimizer_state: str, renew: Renewal | None, seed: int
@@ -108,7 +105,7 @@ class Attached:
                 f"method {method.name!r} takes the place of the optimizer of net {min(lacking)!r}: give attach() that one"
             )
         reset_optimizer_state(state.optimizers, "keep", [])  # is refused now rather than at a boundary
-        _check_parameters(method, state, renew)
+        _check_parameters(method, state)
         self.method, self.state, self.seed = method, state, seed
         self.optimizer_state, self.renew = optimizer_state, renew
         self._own = dict(state.optimizers)  # the caller's optimizers, which a method may replace
@@ -146,11 +143,12 @@ class Attached:
         if phase == 0:
             self._choose_optimizers()
             return Report(method=self.method.name)
+        if (renews := self.acting.changes_structure) and not self.renew:
+            renewed(state.nets, self._own)  # raises what it raises before the nets are changed
         report = self.acting.boundary(state)
         report.method = self.method.name
         if report.changed:
             state.copy_followers()
-        renews = self.acting.changes_structure
         changed = [*([] if renews else report.parameters), *(also() if also else ())]
         policy = self.acting.optimizer_state or self.optimizer_state
         reset_optimizer_state(state.optimizers, policy, changed)
@@ -192,9 +190,9 @@ class Attached:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Put in the weights that the method evaluates, and after the block those that train. Blocks may be nested."""
-        outermost, self._evaluating = not self._evaluating, True
-        if outermost:
+        if outermost := not self._evaluating:
             self.acting.before_evaluation(self.state)
+            self._evaluating = True
         try:
             yield
         finally:
@@ -216,7 +214,7 @@ class Attached:
         """Restore what `state_dict` returned. The state of another method is left out: runs may share a first phase."""
         state = self.state
         self._enter(saved["phase"])
-        self._built = {}  # what these hold may be of a later phase
+        self._built = self._built if self.acting.changes_optimizer else {}
         if self.method.changes_structure:
             self.method.rebuild(state, saved["nets"])
             self._renew()
@@ -229,13 +227,7 @@ class Attached:
             self.method.load_state_dict(saved["method"]["state"], state)
 
     def _renew(self) -> None:
-        self._own = dict(self.renew()) if self.renew else self._own
-        for name in () if self.renew else self._own.keys() & self.state.nets:
-            own: Any = self._own[name]
-            trained = dict.fromkeys(p for p in self.state.nets[name].parameters() if p.requires_grad)
-            own.param_groups[0]["params"][:] = trained  # the list itself, which LBFGS holds, too
-            for gone in [p for p in own.state if isinstance(p, Tensor) and p not in trained]:
-                del own.state[gone]
+        self._own = dict(self.renew() if self.renew else renewed(self.state.nets, self._own))
 
     def _enter(self, phase: int) -> None:
         self.state.phase = phase
@@ -258,7 +250,7 @@ class Attached:
             self.state.optimizers[name] = self._built[name]
 
 
-def _check_parameters(method: Method, state: State, renew: Renewal | None) -> None:
+def _check_parameters(method: Method, state: State) -> None:
     """Raise UserError for parameters that two nets share, or that a method would begin to train."""
     owners: dict[Tensor, str] = {}
     for name, net in state.nets.items():
@@ -268,13 +260,24 @@ def _check_parameters(method: Method, state: State, renew: Renewal | None) -> No
                     f"nets {owner!r} and {name!r} share {key!r}, which would be treated twice: let one of them hold it"
                 )
         if name in state.optimizers and (method.changes_structure or method.changes_optimizer):
-            groups = state.optimizers[name].param_groups
-            if method.changes_structure and renew is None and len(groups) > 1:
-                raise UserError(
-                    f"the optimizer of {name!r} has {len(groups)} parameter groups: give attach(renew=...)"
-                )
-            held = {id(p) for group in groups for p in group["params"]}
+            held = {id(p) for group in state.optimizers[name].param_groups for p in group["params"]}
             if left := [key for key, p in net.named_parameters() if p.requires_grad and id(p) not in held]:
                 raise UserError(
                     f"method {method.name!r} would train {shorten(left)} of {name!r}, which its optimizer lacks: freeze it"
                 )
+
+
+def renewed(nets: Mapping[str, nn.Module], old: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
+    """Return optimizers like `old` for the parameters that now train, with the memory of those that trained before."""
+    made = dict(old)
+    for name in [name for name in nets if name in old]:
+        net, before = nets[name], cast(Any, old[name])
+        if (count := len(before.param_groups)) > 1:
+            raise UserError(f"the optimizer of {name!r} has {count} parameter groups: give attach(renew=...)")
+        trained = dict.fromkeys(p for p in net.parameters() if p.requires_grad)
+        known = inspect.signature(type(before)).parameters.keys() - {"params"}
+        present = {k: v for k, v in before.param_groups[0].items() if k != "params"}
+        made[name] = type(before)(list(trained), **{k: v for k, v in present.items() if k in known})
+        made[name].param_groups[0].update(present)
+        made[name].state.update({p: memory for p, memory in before.state.items() if p in trained})
+    return made

@@ -58,7 +58,7 @@ def reset_optimizer_state(
     given = optimizers.values() if isinstance(optimizers, Mapping) else optimizers
     nests = [nest_of(each) for each in (given if isinstance(given, Iterable) else [given])]
     chosen = _chosen(changed, policy, nests)
-    copies = [copy for nest in nests for copy in _copies(nest)]
+    copies = [copy for nest in nests for copy in copies_in(nest)]
     for key, parameter, _ in copies if policy == "keep" else ():
         if changed is None or (key == ORIGIN and id(parameter) in chosen):
             advice = "give the report as `changed`" if changed is None else "choose clear or clear_changed"
@@ -231,7 +231,7 @@ def _is_copy(value: ast.expr, method: ast.FunctionDef) -> bool:
     return bool(copies) and "grad" not in text
 
 
-def _copies(nest: list[Any]) -> list[tuple[str, Tensor, Tensor]]:
+def copies_in(nest: list[Any]) -> list[tuple[str, Tensor, Tensor]]:
     """Return the copies of weights that the optimizers of one nest keep, in their states and in their attributes.
 
     Each is (key of the state or name of the attribute, parameter, copy). Raises UserError for other tensors in attributes.

@@ -47,6 +47,6 @@ class State:
 def snapshot(nets: Mapping[str, nn.Module]) -> dict[str, dict[str, Tensor]]:
     """Return a CPU copy of every net's parameters and buffers, net name -> state dict, for `State.initial`."""
     return {
-        name: {k: deepcopy(v.cpu() if isinstance(v, Tensor) else v) for k, v in net.state_dict().items()}
-        for name, net in nets.items()
+        n: {k: v.cpu().clone() if isinstance(v, Tensor) else deepcopy(v) for k, v in net.state_dict().items()}
+        for n, net in nets.items()
     }

@@ -128,10 +128,9 @@ class TrialResult:
         return min(map(len, self.scores.values()))
 
     def gains(self, method: str) -> np.ndarray:
-        """Return how far `method` is ahead of "none", (repeats, scores of a branch): -inf if it diverged, inf if that."""
+        """Return how far `method` lies ahead of "none", (repeats, scores of a branch). A branch that diverged has -inf."""
         ends, none = (np.array(self.scores[name][: self.repeats]) for name in (method, "none"))
         gains = (ends - none) * (1 if self.higher_is_better else -1)
-        gains = np.where(np.isfinite(none[:, -1:]), gains, np.inf)
         return np.where(np.isfinite(ends[:, -1:]), gains, -np.inf)
 
     def margin(self, method: str | None = None) -> float:
@@ -155,7 +154,7 @@ class TrialResult:
         """The method with the largest gain among those whose interval lies above 0; "none" if all intervals lie below it;
         otherwise None: nothing is decided."""
         mean = {name: self.gains(name)[:, -1].mean() for name in self.scores if name != "none"}
-        if ahead := [name for name in mean if mean[name] > self.margin(name) or mean[name] == math.inf]:
+        if ahead := [name for name in mean if mean[name] > self.margin(name)]:
             return max(ahead, key=mean.__getitem__)
         behind = [mean[name] < -self.margin(name) or mean[name] == -math.inf for name in mean]
         return "none" if behind and all(behind) else None
@@ -165,7 +164,7 @@ class TrialResult:
         rows = []
         for name, scores in self.scores.items():
             gains, ends = self.gains(name).mean(0), np.array(scores[: self.repeats]).mean(0)
-            end, margin = float(gains[-1]), self.margin(name)
+            end, margin = gains[-1], self.margin(name)
             ahead = next((i for i in range(PARTS) if gains[-1 - i] <= 0), PARTS)  # of the last tenths
             gain = "" if name == "none" else f"{end:+.3g} [{end - margin:.3g}, {end + margin:.3g}]"
             step = self.steps * (PARTS - ahead + 1) // PARTS if ahead else None
@@ -220,8 +219,7 @@ def _copy(nets: Mapping[str, nn.Module], optimizer: Any) -> tuple[dict[str, nn.M
     for own in [optimizer] if isinstance(optimizer, Optimizer) else optimizer.values():
         made = memo[id(own)]
         for key, value in vars(own).items():
-            omitted = key not in vars(made) or key.endswith("_hooks")
-            if omitted and not callable(value):  # a schedule puts its own `step` there
+            if key not in vars(made) and not callable(value):  # a schedule puts its own `step` there
                 setattr(made, key, deepcopy(value, memo))
     return copies
 

@@ -84,8 +84,7 @@ class Script:
         """All that a command line printed. It must end with one of the expected exit codes (negative: by that signal).
         `before`: Python that runs ahead of it."""
         if self.server is None or self.server.poll() is not None:
-            command = [sys.executable, "-c", SERVER, self.path, *self.modules]
-            pipe = subprocess.PIPE
+            command, pipe = [sys.executable, "-c", SERVER, self.path, *self.modules], subprocess.PIPE
             self.server = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
         with tempfile.NamedTemporaryFile("r") as log:
             print(json.dumps([arguments, before, log.name]), file=self.server.stdin, flush=True)

@@ -92,16 +92,15 @@ def shrink(
     """Multiply each weight vector by max(floor, cos), in place.
 
     cos is the cosine between the vector and `direction`. A vector is a row of a Linear, or one (out, in) kernel of a
-    convolution (with kernels=False, all weights of an output channel). With `biases`, each entry of the biases beside
-    them is a vector too, with cosine 1, -1 or 0. Parameters without a direction stay as they are.
+    convolution (with kernels=False, all weights of an output channel; of an input channel if transposed). With `biases`,
+    each entry of the biases beside them is a vector too, with cosine 1, -1 or 0. Other parameters stay as they are.
     """
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     chosen = [target for target in table.included if target.parameter in direction]
     start = 2 if kernels else 1
-    for key, turned in dict.fromkeys((t.parameter, t.transposed) for t in chosen if t.kind == "conv"):
-        both = (parameters[key], direction[key])  # outputs first
-        weight, slope = (each.transpose(0, 1) if turned and not kernels else each for each in both)
-        factor = shrink_factor(weight.flatten(start), slope.flatten(start), floor)
+    for key in dict.fromkeys(target.parameter for target in chosen if target.kind == "conv"):
+        weight = parameters[key]
+        factor = shrink_factor(weight.flatten(start), direction[key].flatten(start), floor)
         weight.mul_(factor.view(*weight.shape[:start], *[1] * (weight.ndim - start)))
     for target in chosen:
         if target.kind != "conv":

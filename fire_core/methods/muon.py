@@ -135,7 +135,7 @@ class Muon(Method):
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
         epsilon = default.param_groups[0].get("eps")
-        epsilon = epsilon if isinstance(epsilon, float) else 1e-8  # Adafactor has two
+        epsilon = epsilon if isinstance(epsilon, float | int) else 1e-8  # Adafactor has two
         return self.optimizer(net, find_weights(net, self.targets), default, epsilon)
 
     def optimizer(

@@ -140,6 +140,6 @@ class UPGD(Method):
         total = sum(float(p.detach().double().abs().sum()) for p in trained)
         group, usual = {"params": trained, "rate_factor": self.rate_factor}, default.param_groups[0]
         eps = usual.get("eps")  # Adafactor has two
-        given = {"lr": usual["lr"] * self.rate_factor, "eps": eps if isinstance(eps, float) else 1e-8}
+        given = {"lr": usual["lr"] * self.rate_factor, "eps": eps if isinstance(eps, float | int) else 1e-8}
         seed = derive(0, "upgd", repr(total))
         return PerturbedDescent([group], seed=seed, **given, **self.settings("rate_factor"))

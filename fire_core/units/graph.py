@@ -199,11 +199,12 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
     for place, why in trace.troubles.items():
         leave_out([place], why)
     found: dict[frozenset[int], tuple[int, dict[str, Tensor]]] = {}  # gated layers -> one, columns by reader
+    several = Counter(reader for reader, _ in {(r, frozenset(trace.groups_in(s))) for s, r, *_ in reads})
     for source, reader, reading, labels in reads:
         for number, operation in source.lost.items() if is_mixed(source.labels) else ():
             leave_out(trace.places([number]), f"goes through {operation}")
         places = trace.places(trace.groups_in(source))
-        if reader is None or modules.count(reader) > 1:
+        if reader is None or several[reader] > 1:
             through = f"{reader}, which runs several times" if reader else reading
             leave_out(places | source.gates, f"goes through {through}")
             continue

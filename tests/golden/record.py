@@ -107,8 +107,7 @@ def metrics(folder: Path, domains: Iterable[str] = SCRIPTS) -> dict[str, str]:
         script, (during, steps) = Script(SCRIPTS[domain]), KINDS[domain]
         for method in ("none", "fire", during, f"fire trigger=every trigger.steps={steps}"):
             kind = f"method={method}"
-            line = [*SMALLEST[domain], "size=smoke", "seed=1", *kind.split()]
-            digests = {}
+            line, digests = [*SMALLEST[domain], "size=smoke", "seed=1", *kind.split()], {}
             for way in ("shared", "killed", "alone"):
                 root = folder / domain / kind.replace("=", "-").replace(" ", "_") / way
                 run = [*line, f"run.root={root}", *(["run.trunk=false"] if way == "alone" else [])]

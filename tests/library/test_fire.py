@@ -42,8 +42,7 @@ def test_equals_the_published_formula(name):
     """Of a GPT, q, k and v of the fused weight are matrices of their own; the tied embedding is the output layer."""
     torch.manual_seed(0)
     net = NETS[name]()
-    before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    expected = {}
+    before, expected = {name: p.detach().clone() for name, p in net.named_parameters()}, {}
     for place, layer in net.named_modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             w = layer.weight.detach().clone()

@@ -63,8 +63,7 @@ class Training:
         self.data = list(zip(inputs, torch.arange(16).view(2, 8) * 3 % 5))
         name, usual = CASES[case]
         method = create(name, first_phase=first_phase, **{**usual, **settings})
-        adam = torch.optim.Adam(self.net.parameters(), lr=1e-3)
-        batches = partial(self.batches)
+        adam, batches = torch.optim.Adam(self.net.parameters(), lr=1e-3), partial(self.batches)
         batches.test_inputs = lambda count: self.data[0][0]
         given = {"loss": cross_entropy, "batches": batches, "optimizer_state": "clear_changed"}
         self.treatment = attach(method, self.net, adam, **given)

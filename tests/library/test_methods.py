@@ -235,10 +235,9 @@ def trained_state():
 
 
 def test_what_would_be_treated_twice_or_begin_to_train_is_refused():
-    shared = nn.Linear(2, 2)
-    net = nn.Sequential(shared, nn.Linear(2, 2))
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     with pytest.raises(UserError, match="would be treated twice"):
-        attach("parseval", {"a": net, "b": nn.Sequential(shared)})
+        attach("parseval", {"a": net, "b": net[0]})
     for method in ("muon", "upgd", create("plasticity_injection", head="1")):
         with pytest.raises(UserError, match="would train 0"):
             attach(method, net, torch.optim.SGD(net[1].parameters()))

@@ -49,8 +49,7 @@ def test_curvature_of_a_net_equals_the_full_hessian_and_leaves_the_net_alone():
         return cross_entropy(torch.func.functional_call(deepcopy(net), weights, (inputs,)), labels)
 
     flat = torch.cat([p.detach().flatten() for p in net.parameters()])
-    full = torch.autograd.functional.hessian(loss_of, flat)
-    draw = torch.Generator().manual_seed(0)
+    full, draw = torch.autograd.functional.hessian(loss_of, flat), torch.Generator().manual_seed(0)
     with untouched(net), torch.no_grad():
         found = curvature(net, inputs, labels, cross_entropy, generator=draw, iterations=300)
     assert found == pytest.approx(torch.linalg.eigvalsh(full).abs().max().item(), rel=1e-6)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core import UserError, fire, reset_optimizer_state
+from fire_core import UserError, attach, fire, reset_optimizer_state
 
 
 def train(net, optimizer, steps=3):
@@ -202,6 +202,17 @@ def test_keep_does_not_bring_old_weights_back_through_copies(name):
         group["lr"] = 0.0
     train(net, optimizer)
     torch.testing.assert_close(net.weight.detach(), new)
+
+
+def test_copies_take_the_replaced_units_alone():
+    net, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), torch.randn(8, 4)
+    net[0].bias.data[:2] = -9.0
+    train(net, optimizer := Masters(list(net.parameters())), 1)
+    kept = optimizer.masters[net[0].weight].add_(1e-6).clone()  # steps that are too small for the weights
+    treatment = attach("redo", net, optimizer, batches=lambda: [(x, None)])
+    treatment.boundary(1), treatment.after_pass()
+    copy, replaced = optimizer.masters[net[0].weight], treatment.method.counts["recycled"]
+    assert replaced == 2 and torch.equal(copy[:2], net[0].weight[:2]) and torch.equal(copy[2:], kept[2:])
 
 
 def test_memory_that_cannot_be_told_is_an_error_before_anything_is_written():

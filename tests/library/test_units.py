@@ -62,8 +62,7 @@ def test_entries_are_read_and_written_unit_by_unit():
 
 @pytest.mark.parametrize("law", LAWS)
 def test_laws_have_their_spread(law):
-    values = draw(law, (2000, 50), torch.Generator().manual_seed(0))
-    bound = LAWS[law] * 50**-0.5
+    values, bound = draw(law, (2000, 50), torch.Generator().manual_seed(0)), LAWS[law] * 50**-0.5
     assert float(values.std()) == pytest.approx(bound / 3**0.5, rel=0.02) and values.abs().max() <= bound
     with pytest.raises(UserError, match="law='xavier'"):
         draw("xavier", (2, 2), torch.Generator())

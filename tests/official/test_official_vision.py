@@ -318,8 +318,7 @@ def run(request, tmp_path_factory):
         return inputs
 
     def boundary(self, state):
-        net = state.nets["net"]
-        offered = [inputs.clone() for inputs in state.batches.last_inputs(10)]
+        net, offered = state.nets["net"], [inputs.clone() for inputs in state.batches.last_inputs(10)]
         seen.append(("boundary", net.training, state.initial["net"], offered))
         return type(self).__mro__[1].boundary(self, state)
 
@@ -405,8 +404,7 @@ def test_methods_can_see_the_last_batches_of_the_phase_before(run):
     """10 images or more: with batches of 6 the last three, or all of them."""
     _, _, seen = run
     for boundary in places_of(seen, "boundary"):
-        offered = seen[boundary][3]
-        last_epoch = places_of(seen[:boundary], "end of epoch")[-1]
+        offered, last_epoch = seen[boundary][3], places_of(seen[:boundary], "end of epoch")[-1]
         trained_on = [seen[i - 1][2] for i in places_of(seen[:last_epoch], "step")]
         assert 2 <= len(offered) <= 3 and all(map(torch.equal, offered, trained_on[-len(offered) :]))
 

@@ -83,8 +83,7 @@ def refused(words, name, folder=None, **settings):
 def test_full_fashion_mnist_from_files_put_into_the_data_folder(tmp_path, monkeypatch):
     name = "fashion_mnist_full"
     pictures = np.random.default_rng(0).integers(0, 256, (30, 28, 28), dtype=np.uint8)
-    labels = (np.arange(30) % 10).astype(np.uint8)
-    raw = tmp_path / name / "FashionMNIST" / "raw"
+    labels, raw = (np.arange(30) % 10).astype(np.uint8), tmp_path / name / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
     for part, count in (("train", 30), ("t10k", 10)):
         for kind, array in (("images-idx3", pictures[:count]), ("labels-idx1", labels[:count])):
