@@ -80,8 +80,7 @@ subprocess.run([sys.executable, *sys.argv[1:]])
 def test_workers_end_soon_after_the_process_that_started_them_is_killed(command, workers, tmp_path):
     folders = [f"run.root={tmp_path}", f"run.data_root={tmp_path / 'data'}"]
     command = [sys.executable, *command, "size=small", "threads=1", *folders]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    log = tmp_path / "log"
+    environment, log = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, tmp_path / "log"
     with log.open("w") as out:
         parent = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
     while not [path for path in tmp_path.rglob("metrics.jsonl") if path.stat().st_size]:

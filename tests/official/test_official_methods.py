@@ -26,8 +26,7 @@ from vision.official.watched_units import OutputRecorder, chain, last_rows, watc
 
 LAYERS = json.loads((METHODS / "layers.json").read_text())
 MOMENTS = ("exp_avg", "exp_avg_sq")
-KINDS = pytest.mark.parametrize("kind", ["conv", "vit"])
-CELLS = pytest.mark.parametrize("cell", NETS)
+KINDS, CELLS = pytest.mark.parametrize("kind", ["conv", "vit"]), pytest.mark.parametrize("cell", NETS)
 
 
 def worst(model: nn.Module, arrays: dict, prefix: str, leave_out: tuple[str, ...] = ()) -> float:

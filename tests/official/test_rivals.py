@@ -191,8 +191,7 @@ def test_adamo_of_the_port():
 @pytest.mark.parametrize("case", ["mlp.k1", "mlp.k2", "mlp.k3", "conv.k2"])
 def test_spectral(case):
     kind, power = case.split(".k")
-    known = recorded("spectral", case)
-    net = net_of(kind, RECORDED[f"spectral/{kind}.start"])
+    known, net = recorded("spectral", case), net_of(kind, RECORDED[f"spectral/{kind}.start"])
     treatment = attach(create("spectral", coefficient=1.0, power=int(power), first_phase=0), net)
     assert abs(treatment.penalty().item() / known["penalty"].item() - 1) < 0.03  # without a warm-up, 0.6 off
     for _ in range(500):

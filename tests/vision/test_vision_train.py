@@ -39,8 +39,7 @@ def test_the_pass_for_new_statistics_leaves_the_net_as_it_was():
     """An image is 10 or 14, and its class is told by the sign after batch norm: by the old mean, 0, both are of class 1."""
     frozen = nn.BatchNorm1d(2).eval()
     layers = nn.BatchNorm2d(1), nn.Dropout(0.1), nn.Flatten(), linear([[-1.0], [1.0]], [0.0, 0.0]), frozen
-    net = nn.Sequential(*layers)
-    pixels = torch.tensor([10, 14] * 4, dtype=torch.uint8).view(8, 1, 1, 1)
+    net, pixels = nn.Sequential(*layers), torch.tensor([10, 14] * 4, dtype=torch.uint8).view(8, 1, 1, 1)
     labels = torch.tensor([0, 1] * 4)
     images = Images("two", pixels, labels, pixels, labels, 2, torch.zeros(1), torch.tensor([1 / 255]))
     phase = PhaseData(0, "all", torch.arange(8), labels, epochs=1)
