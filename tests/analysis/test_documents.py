@@ -152,7 +152,7 @@ ENDS = [  # of FIRE in panels against rivals, by the verdict, as the findings an
     ("beats", [RESNET, "fig3_60k"], forest.LATER),
     ("beats", [VGG], forest.LATER[:5]),
     ("loses to", VITS[1:], ["spectral"]),
-    ("not decided", VITS[1:], {*forest.LATER} - {"spectral", "swr", "nap", "regrama"}),
+    ("not decided", VITS[1:], {*forest.LATER} - {"spectral", "swr", "regrama"}),
 ]
 
 
