@@ -214,7 +214,7 @@ class Attached:
         """Restore what `state_dict` returned. The state of another method is left out: runs may share a first phase."""
         state = self.state
         self._enter(saved["phase"])
-        self._built = self._built if self.acting.changes_optimizer else {}
+        self._built = self._built if self.acting.changes_optimizer else {}  # else of a later phase
         if self.method.changes_structure:
             self.method.rebuild(state, saved["nets"])
             self._renew()

@@ -21,7 +21,7 @@ def unwrap_with(model: nn.Module, initial: Any) -> tuple[nn.Module, Any]:
 
     In a copy of the wrapped model's state dict, "module." or "_orig_mod." comes before each name; it is removed. A
     module may itself have a child called `module`, so names that already fit are kept. Starting weights that are sharded
-    are gathered, so that every rank holds all of them; it is a collective call then.
+    are gathered, so that every rank holds all of them; it is a collective call then. It reshards the module.
     """
     inner, prefix = inside(model)
     reshard(inner)
