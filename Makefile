@@ -3,10 +3,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDEXPANSION:
-.PRECIOUS: $(VENV)/.with-%
 
 PYTHON ?= python3
 VENV := .venv
+.PRECIOUS: $(VENV)/.with-%
 PY := $(VENV)/bin/python
 SIZE ?= small
 RUNS ?= runs
@@ -68,7 +68,7 @@ experiments = $(patsubst conf/experiment/%.yaml,%,$(foreach name,$(subst $(comma
 methods = $(if $(filter all,$(METHODS)),$$($(PY) -m harness.domains $*),$(or $(METHODS),$(word 2,$($*))))
 seeds = $(or $(SEEDS),$(word 3,$($*)))
 # the H1 tasks of the paper have link meshes, their _primitive variants have none
-meshes := $(if $(filter fig4b%,$(EXPERIMENT)),$(if $(filter %_primitive %_hopper,$(EXPERIMENT)),,humanoid))
+meshes := $(if $(filter-out %_primitive %_hopper,$(filter fig4b%,$(subst $(comma),$(space),$(EXPERIMENT)))),humanoid)
 SWEEPS := vision-sweep language-sweep dqn-sweep sac-sweep
 # all runs, then table and figure even if a run failed; the exit code says whether one did
 $(SWEEPS): %-sweep: $$(call with,suite $$* $(meshes))

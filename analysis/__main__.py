@@ -2,15 +2,15 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from analysis import explore, plot, sweep_report, tables
 from analysis.export import export
 from analysis.figures import CAPTIONS, FIGURES
-from analysis.rendering import markdown, plain
+from analysis.rendering import markdown, say
 from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
-from fire_core.errors import UserError, clean_exit, did_you_mean, print_error
+from fire_core.errors import UserError, clean_exit, did_you_mean
 from fire_core.files import write_atomic
 
 
@@ -30,7 +30,7 @@ def draw_figures(options: Namespace) -> int:
             print(f"{name}: no finished run of {', '.join(drawing.experiments)} in '{options.root}'")
             continue
         parts = [part for part in settings(at_most(results, size)) if len(part.metrics)]
-        if (figure := drawing.draw(parts)) is None:
+        if not parts or (figure := drawing.draw(parts)) is None:
             print(f"{name}: no run in '{options.root}' that it shows")
             continue
         stem = Path(options.out or f"{options.root}/figures") / f"{name}-{size}"
@@ -82,13 +82,6 @@ def write_explorer(options: Namespace) -> int:
     return say(results.problems)
 
 
-def say(problems: Iterable[str]) -> int:
-    """Print what was left out, and return 0."""
-    for problem in problems:
-        print(f"left out: {plain(problem)}", file=sys.stderr)
-    return 0
-
-
 def parser() -> ArgumentParser:
     whole = ArgumentParser(prog="python -m analysis", description="Tables and figures of runs.")
     commands = whole.add_subparsers(metavar="COMMAND", required=True)
@@ -123,13 +116,9 @@ def parser() -> ArgumentParser:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, or 2 for bad input, which is reported in one line."""
+    """Run one command and return its exit code. Raises UserError for bad input."""
     options = parser().parse_args(given)
-    try:
-        return options.run(options)
-    except (UserError, OSError) as error:
-        print_error(error)
-        return 2
+    return options.run(options)
 
 
 if __name__ == "__main__":

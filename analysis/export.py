@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import measures
-from analysis.runs import COLUMNS, KEYS, RESULTS, Results, load_exported, merged
+from analysis.runs import COLUMNS, RESULTS, RUN, Results, load_exported, merged
 from fire_core.files import written_aside
 
 CURVES = ["label", "seed", "metric", "phase", "step"]  # sorting order of exported curves
@@ -23,8 +23,7 @@ def export(results: Results, folder: Path = RESULTS) -> list[Path]:
         wanted = {each.logged for each in [*measures.of(part), *measures.OTHERWISE]} | {*measures.EXPORTED}
         curves.append(thin(part.metrics[part.metrics["metric"].isin(wanted)]))
     thinned = pd.concat(curves, ignore_index=True) if curves else results.metrics
-    done = Results(own, thinned, results.boundaries)
-    table = merged(done, load_exported(folder), [key for key in KEYS if key != "method"])
+    table = merged(Results(own, thinned, results.boundaries), load_exported(folder), RUN)
     metrics = table.metrics.sort_values(CURVES, kind="stable")
     paths = []
     for experiment, size in settings:

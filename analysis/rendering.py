@@ -1,7 +1,8 @@
 """Numbers and tables as text."""
 
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pandas as pd
@@ -11,13 +12,13 @@ from analysis.measures import digits
 
 def number(value: float | None, decimals: int = 4, sign: bool = False) -> str:
     """Return `value` with that many decimals, or "-" if it is missing."""
-    return "-" if value is None or pd.isna(value) else f"{value:{'+' if sign else ''}.{decimals}f}"
+    return "-" if pd.isna(value) else f"{value:{'+' if sign else ''}.{decimals}f}"
 
 
 def spread(mean: float, low: float, high: float, decimals: int = 4, sign: bool = False) -> str:
     """Return for example `0.8443 [0.8359, 0.8528]`, without brackets for one seed."""
     text = number(mean, decimals, sign)
-    if pd.isna(mean) or pd.isna(low):
+    if pd.isna(low):
         return text
     return f"{text} [{number(low, decimals, sign)}, {number(high, decimals, sign)}]"
 
@@ -58,6 +59,13 @@ def plain(text: object) -> str:
     line = "".join(letter if letter.isprintable() else " " for letter in str(text))
     line = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", line).replace("](", "]\\(").replace("```", "``")
     return line.replace("|", "\\|")
+
+
+def say(problems: Iterable[str]) -> int:
+    """Print what was left out, and return 0."""
+    for problem in problems:
+        print(f"left out: {plain(problem)}", file=sys.stderr)
+    return 0
 
 
 def markdown(table: pd.DataFrame) -> str:

@@ -24,7 +24,7 @@ from harness.runs import folders
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZES = ("paper", "medium", "small", "smoke")  # the largest first
 SETTING = ["experiment", "size", "data"]
-KEYS = [*SETTING, "method", "label", "seed"]
+KEYS, RUN = [*SETTING, "method", "label", "seed"], [*SETTING, "label", "seed"]
 SUMMED = ["dfi_before", "dfi_after", "dfi_factor", "sfe"]  # over the matrices of a boundary
 PANEL = ["experiment", "figure", "panel", "size", "data", "method", "label"]
 COLUMNS = {
@@ -136,21 +136,13 @@ def open_results(root: str | Path, size: str | None = None, patterns: Sequence[s
     """Return the runs below `root`, which may also be an export. If `root` is the default `runs`, experiments without a
     finished run there come from the committed results, with a note. Raises UserError if another `root` does not exist."""
     root, default = Path(root), Path(root) == Path("runs")
-    if (root / RUNS_FILE).exists():
-        results = load_exported(root)
-    elif default and not root.is_dir():
-        results = Results(*(pd.DataFrame(columns=columns) for columns in COLUMNS.values()))
-    else:
-        results = load(root, patterns, size)
+    results = load_exported(root) if default and not root.is_dir() else load(root, patterns, size)
     if default:
-        committed = load_exported(RESULTS).matching(patterns)
-        committed = committed.select(size=size) if size else committed
-        results = merged(results, committed, ["experiment", "size"])
+        results = merged(results, load(RESULTS, patterns, size), ["experiment", "size"])
         absent = results.runs.loc[results.runs["path"] == "", "experiment"].unique()  # exports have no paths
         if len(absent):
             print(f"from the committed results in analysis/results: {', '.join(absent)}", file=sys.stderr)
-    results = results.matching(patterns)
-    return results.select(size=size) if size else results
+    return results
 
 
 def merged(own: Results, committed: Results, by: list[str]) -> Results:
@@ -162,8 +154,10 @@ def merged(own: Results, committed: Results, by: list[str]) -> Results:
 
 
 def load(root: str | Path = "runs", patterns: Sequence[str] = ("*",), size: str | None = None) -> Results:
-    """Read the runs below `root`. Unfinished runs are in `runs` and in `problems`, runs that cannot be read in `problems`
-    alone. Raises UserError if `root` does not exist, or if one run counts twice."""
+    """Read the runs below `root`, or an export. Unfinished runs are in `runs` and in `problems`, runs that cannot be read in
+    `problems` alone. Raises UserError if `root` does not exist, or if one run counts twice."""
+    if (Path(root) / RUNS_FILE).exists():
+        return load_exported(root).matching(patterns).select(size=size or SIZES)
     rows, problems = list[dict[str, Any]](), list[str]()
     values, reports, matrices = list[pd.DataFrame](), list[dict[str, Any]](), list[pd.DataFrame]()
     for path in folders.find_folders(root, size):
@@ -275,13 +269,12 @@ def load_exported(folder: str | Path = RESULTS) -> Results:
 
 def checked(results: Results) -> Results:
     """Return `results`. Raises UserError if one run counts twice: the same seed, or the same numbers under two seeds."""
-    run = [*SETTING, "label", "seed"]
     logged = pd.util.hash_pandas_object(results.metrics[["phase", "step", "metric", "value"]], index=False)
-    numbers = logged.groupby([results.metrics[name] for name in run]).sum().rename("numbers").reset_index()
-    copies = numbers, [*run[:-1], "numbers"], "have the same numbers"
-    for frame, same, what in ((results.runs, run, "are in two folders"), copies):
+    numbers = logged.groupby([results.metrics[name] for name in RUN]).sum().rename("numbers").reset_index()
+    copies = numbers, [*RUN[:-1], "numbers"], "have the same numbers"
+    for frame, same, what in ((results.runs, RUN, "are in two folders"), copies):
         for _, twice in frame[frame.duplicated(same, keep=False)].groupby(same):
-            experiment, size, _, label, _ = twice.iloc[0][run]
+            experiment, size, _, label, _ = twice.iloc[0][RUN]
             raise UserError(
                 f"{experiment} {size} {label}: seeds {', '.join(map(str, twice['seed']))} {what}, and a run that counts "
                 "twice makes every interval too narrow: delete one"

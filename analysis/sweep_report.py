@@ -92,6 +92,8 @@ def sentences(compared: pd.DataFrame) -> list[str]:
             said = row["verdict"]
         elif row["seeds"] < 2:
             said = f"{['no seed', 'one seed'][row['seeds']]} decides nothing"
+        elif row["premise"]:
+            said = "open until at least two seeds of every method are done"
         elif row["figure"].startswith("fig4"):
             said = "not judged, because too few seeds have a return of random actions above 0"
         else:

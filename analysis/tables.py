@@ -227,7 +227,7 @@ def minus_none(frame: pd.DataFrame, rows: Mapping[str, Any], methods: Sequence[s
 def costs(material: Material) -> pd.DataFrame:
     """Return the measure right before the last boundary, right after it and at the end, over all seeds."""
     table = []
-    for part in settings(at_most(material.results.select(experiment=studies.COSTS), "medium")):
+    for part in material.parts(*studies.COSTS):
         decimals = digits(measures.AT_BOUNDARY[part.first["figure"][:4]][0].metric)
         for label, moments in studies.costs(part).iterrows():
             row = {"panel": names.panel(part.first["experiment"]), "method": names.look(label).name}

@@ -16,10 +16,11 @@ from scipy import stats as distributions
 from analysis import measures, plot
 from analysis.measures import Measure
 from analysis.plot import Figure, plt
-from analysis.rendering import markdown
+from analysis.rendering import markdown, say
 from analysis.runs import SIZES, Results, at_most, load, load_exported, settings
 from analysis.stats import Estimate, estimate
 from fire_core import TrialResult
+from fire_core.errors import clean_exit
 
 PATTERNS = ("fig2*", "fig3*", "fig4*")
 METHODS = ("none", "full_reset", "shrink_perturb", "fire")
@@ -215,10 +216,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser("python -m analysis.trial_evidence", description=__doc__)
     about = "compare the trials in a folder of runs (harness/trial.py) with the full runs of the same seeds"
     parser.add_argument("--root", help=about)
-    if root := parser.parse_args().root:
-        table = fresh(load(root))
-        print(f"{markdown(table.round(2))}\n\n{verdict(table) if len(table) else ''}")
-    else:
-        parts = settings(at_most(load_exported().matching(PATTERNS), "medium"))
-        for title, table in tables(panels(parts)).items():
-            print(f"{title}\n\n{markdown(table)}\n")
+    with clean_exit():
+        if root := parser.parse_args().root:
+            results = load(root)
+            say(results.problems)
+            table = fresh(results)
+            print(f"{markdown(table.round(2))}\n\n{verdict(table) if len(table) else ''}")
+        else:
+            parts = settings(at_most(load_exported().matching(PATTERNS), "medium"))
+            for title, table in tables(panels(parts)).items():
+                print(f"{title}\n\n{markdown(table)}\n")

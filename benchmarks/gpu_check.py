@@ -48,7 +48,7 @@ SMOKE = {  # settings of the same on a CPU, one run at a time
 
 
 def ceilings(device: str) -> dict[str, float]:
-    """Return the bytes that the device copies in a second, and its operations in products of square matrices by type."""
+    """Return the bytes that the device reads and writes in a second, and its operations in products of matrices by type."""
     side, numbers = (512, 2**22) if device == "cpu" else (8192, 2**28)
 
     def best(work: Callable[[], object]) -> float:
@@ -113,7 +113,7 @@ def main() -> None:
     wrong = [] if kinds else prove(device)
     name, limit = torch.cuda.get_device_name() if gpu else "CPU", ceilings(device)
     products = ", ".join(f"{kind} {limit[kind] / 1e12:,.2f}" for kind in ("fp32", "tf32", "bf16"))
-    print(f"{name}: copies {limit['copy'] / 1e9:,.0f} GB/s; products in TFLOP/s: {products}", flush=True)
+    print(f"{name}: memory {limit['copy'] / 1e9:,.0f} GB/s; products in TFLOP/s: {products}", flush=True)
     campaign = CONF / "campaign" / "paper.yaml"
     text = campaign.read_text()
     for kind in kinds or known:

@@ -44,7 +44,7 @@ def prepared(method: str, images: int, batch: int, device: str) -> Attached:
 
 
 def peak(work: Callable[[], float], gpu: bool = False) -> tuple[float, float]:
-    """Return what `work` returns, and the MB by which memory rises meanwhile: that of this process (Linux only), or with
+    """Return what `work` returns, and the MB (2**20 bytes) by which memory rises: that of this process (Linux only), or with
     `gpu` that of tensors. On a CPU, memory that the process had freed before and uses again is not seen."""
     if gpu:
         before = torch.cuda.memory_allocated()

@@ -16,7 +16,7 @@ from harness.domains import find
 from language.model import Decoder, adamw
 from language.settings import check_settings
 from rl.dqn.learn import Learner
-from rl.dqn.network import DQN
+from rl.dqn.train import make_net, make_optimizer
 from rl.replay import Batch
 from rl.sac.env import Task
 from rl.sac.update import build as sac_learner
@@ -63,15 +63,13 @@ def language(cfg: DictConfig, device: str) -> Loop:
 
 
 def dqn(cfg: DictConfig, device: str) -> Loop:
-    side, layers = cfg.env.frame_size, [tuple(layer) for layer in cfg.network.convolutions]
-    layout = torch.channels_last if cfg.channels_last else torch.contiguous_format
-    nets = [DQN(9, (side, side), layers, cfg.network.hidden) for _ in range(2)]
-    net, target = (net.to(device, memory_format=layout) for net in nets)
+    side, layout = cfg.env.frame_size, torch.channels_last if cfg.channels_last else torch.contiguous_format
+    net, target = (make_net(cfg, 9).to(device, memory_format=layout) for _ in range(2))
     learner = Learner(net, target, cfg.discount, bool(cfg.double), cfg.precision, cfg.compile)
     frames = torch.randint(256, (2, cfg.batch_size, 4, side, side), dtype=torch.uint8, device=device)
     numbers = torch.rand(cfg.batch_size, device=device)
     batch = Batch(frames[0], (9 * numbers).long(), numbers, frames[1], numbers.round())
-    adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, eps=cfg.adam_epsilon, fused=True)
+    adam = make_optimizer(net, cfg)
 
     def step() -> None:
         _, _, slopes = learner.gradients(learner, learner.trained(), batch)

@@ -25,7 +25,7 @@ class State:
         loss: (net output, targets) -> scalar, for methods that need gradients.
         generator: CPU generator of the method's own randomness in this phase.
         phase: index of the current phase (with a trigger: number of acts so far).
-        compiled: whether the nets are trained through torch.compile; methods then compile their own passes too.
+        compiled: whether the nets are trained through torch.compile, which hides activations from hooks.
     """
 
     nets: dict[str, nn.Module]

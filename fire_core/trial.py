@@ -128,9 +128,10 @@ class TrialResult:
         return min(map(len, self.scores.values()))
 
     def gains(self, method: str) -> np.ndarray:
-        """Return how far `method` lies ahead of "none", (repeats, scores of a branch). A branch that diverged has -inf."""
+        """Return the lead of `method` over "none", (repeats, scores): -inf where it diverged, inf where "none" alone did."""
         ends, none = (np.array(self.scores[name][: self.repeats]) for name in (method, "none"))
         gains = (ends - none) * (1 if self.higher_is_better else -1)
+        gains = np.where(np.isfinite(none[:, -1:]), gains, np.inf)
         return np.where(np.isfinite(ends[:, -1:]), gains, -np.inf)
 
     def margin(self, method: str | None = None) -> float:
@@ -154,8 +155,10 @@ class TrialResult:
         """The method with the largest gain among those whose interval lies above 0; "none" if all intervals lie below it;
         otherwise None: nothing is decided."""
         mean = {name: self.gains(name)[:, -1].mean() for name in self.scores if name != "none"}
-        if ahead := [name for name in mean if mean[name] > self.margin(name)]:
-            return max(ahead, key=mean.__getitem__)
+        if ahead := [name for name in mean if mean[name] == math.inf or mean[name] > self.margin(name)]:
+            ends = {name: np.mean([scores[-1] for scores in self.scores[name]]) for name in ahead}
+            sign = 1 if self.higher_is_better else -1  # of ends, which count where several are ahead by inf
+            return max(ahead, key=lambda name: (mean[name], sign * ends[name]))
         behind = [mean[name] < -self.margin(name) or mean[name] == -math.inf for name in mean]
         return "none" if behind and all(behind) else None
 
@@ -256,6 +259,7 @@ def _train(treatment: Attached, model: Any, several: bool, step: Any, score: Any
                 losses.clear()
     for hook in hooks:  # a circle of references would keep the copy in memory
         hook.remove()
+    treatment.method.close()
     return scores
 
 

@@ -106,8 +106,7 @@ class Plateau(Trigger):
 
     def decide(self, value: float) -> bool:
         gain = math.inf if self.best is None else (self.best - value) * (1 if self.mode == "min" else -1)
-        improved = gain > self.min_change
-        self.best, self.waited = (value, 0) if improved else (self.best, self.waited + 1)
+        self.best, self.waited = (value, 0) if gain > self.min_change else (self.best, self.waited + 1)
         if fires := self.waited >= self.patience:
             self.best, self.waited = None, 0
         return fires

@@ -151,11 +151,11 @@ class Job:
     def __call__(self, cfg: DictConfig) -> None:
         run = cfg, (node := HydraConfig.get())
         if Job.pool is not None:
-            shared = {key: value for key, value in OmegaConf.to_container(cfg).items() if key not in APART}
-            stack = Job.stacks.setdefault(fingerprint(shared), [])
+            shared = fingerprint({k: v for k, v in OmegaConf.to_container(cfg).items() if k not in APART})
+            stack = Job.stacks.setdefault(shared, [])
             stack.append(run)
             if len(stack) == cfg.get("stack", 1):
-                Job.pool.start(self.train, *Job.stacks.pop(fingerprint(shared)))
+                Job.pool.start(self.train, *Job.stacks.pop(shared))
         elif (code := self.train(run)) and node.mode == RunMode.RUN:
             sys.exit(code)
 
@@ -194,9 +194,8 @@ def open_run(domain: Domain, cfg: DictConfig, method: Method, **meta: Any) -> Ru
     check_machine(cfg)
     numbers, trunk = identity(domain, cfg, method)
     typed = list(HydraConfig.get().overrides.task)
-    facts = {"method": cfg.method.name, "domain": domain.name}
-    facts |= {"overrides": changes(domain, typed), "data": OmegaConf.select(cfg, domain.shown[0])} | meta
-    facts |= {"versions": versions(*domain.extras)}
+    facts = {"method": cfg.method.name, "domain": domain.name, "overrides": changes(domain, typed)}
+    facts |= {"data": OmegaConf.select(cfg, domain.shown[0]), **meta, "versions": versions(*domain.extras)}
     return Run(numbers, named_folder(domain, cfg, typed), saving=cfg.run, trunk=trunk, **facts)
 
 

@@ -6,11 +6,11 @@ step `intervene`, which acts at a boundary or when the trigger has fired, `log` 
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -225,7 +225,7 @@ class Session:
 
 def summary(report: Report) -> str:
     """Return how many matrices were treated, in what time, and their mean deviation from isometry before and after."""
-    if not (rows := report.treated()):
+    if not (count := (found := report.summary())["targets"]):
         return "no matrix treated"
-    before, after = (fmean(getattr(row, name) for row in rows) for name in ("dfi_before", "dfi_after"))
-    return f"{len(rows)} matrices in {report.seconds:.3f} s; mean DfI {before:.1f} -> {after:.1f}"
+    before, after = (found.get(f"dfi_{when}_mean", math.nan) for when in ("before", "after"))
+    return f"{count} matrices in {report.seconds:.3f} s; mean DfI {before:.1f} -> {after:.1f}"

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywher
 import numpy as np
 from tqdm import tqdm
 
-from fire_core.errors import UserError, print_error
+from fire_core.errors import UserError, clean_exit
 from fire_core.files import write_atomic, written_aside
 from harness.runs.folders import FolderLock
 from language.data import PARTS, read_manifest
@@ -116,8 +116,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (UserError, OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as problem:
-        print_error(problem)
-        sys.exit(2)
+    with clean_exit():
+        try:
+            main()
+        except (EOFError, lzma.LZMAError, UnicodeDecodeError) as problem:
+            raise UserError(str(problem)) from problem

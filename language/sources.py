@@ -81,10 +81,10 @@ def open_source(
         for position, (document, own) in enumerate(texts):
             digest = hashlib.sha256(str(position).encode()).digest()
             chosen = int.from_bytes(digest[:8], "big") < validation_share * 2**64
-            if part == (SPLITS.get(own) if split else "validation" if chosen else "train"):
+            if part == (SPLITS.get(str(own)) if split else "validation" if chosen else "train"):
                 yield document
 
-    name = path.name
+    name = path.resolve().name
     for suffix in (".xz", ".gz", ".jsonl", ".txt"):
         name = name.removesuffix(suffix)
     # An absolute path names the same text in every working directory.

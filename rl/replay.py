@@ -30,8 +30,7 @@ class Batch(NamedTuple):
 
     def split(self, size: int) -> "list[Batch]":
         """Return the same transitions as several batches of `size`."""
-        fields = {name: values.split(size) for name, values in self._asdict().items() if values is not None}
-        return [Batch(**dict(zip(fields, part))) for part in zip(*fields.values())]
+        return [Batch(*part) for part in zip(*(values.split(size) for values in self if values is not None))]
 
 
 class FrameReplay:

@@ -102,8 +102,7 @@ def _shipped(folder: str | Path | None) -> Arrays:
     with np.load(SHIPPED) as stored:
         parts = {key: torch.from_numpy(array) for key, array in stored.items()}
     train = parts["train_images"].unsqueeze(1), parts["train_labels"].long()
-    test = parts["test_images"].unsqueeze(1), parts["test_labels"].long()
-    return Arrays(train, test, classes=10)
+    return Arrays(train, (parts["test_images"].unsqueeze(1), parts["test_labels"].long()), classes=10)
 
 
 def _read(name: str, folder: Path, root: Path, image_size: int | None = None, channels: int = 3) -> Arrays:

@@ -70,8 +70,7 @@ class Curriculum:
 
     def test_inputs(self, count: int) -> Tensor:
         """Return the last `count` test images, for official variants of methods."""
-        every = torch.arange(len(self.images.test_labels), device=self.images.test_labels.device)
-        return make_inputs(self.images, self.phase, every[-count:], test=True)
+        return make_inputs(self.images, self.phase, slice(-count, None), test=True)
 
     def last_inputs(self, count: int) -> Iterator[Tensor]:
         """Yield the last batches of images of the phase before, `count` images or more, for official variants of methods."""
@@ -83,7 +82,7 @@ class Curriculum:
         return batch_indices(seed, phase.index, epoch, len(phase), self.cfg.batch_size, phase.indices.device)
 
 
-def make_inputs(images: Images, phase: PhaseData, indices: Tensor, *, test: bool = False) -> Tensor:
+def make_inputs(images: Images, phase: PhaseData, indices: Tensor | slice, *, test: bool = False) -> Tensor:
     """Return normalised float32 images (n, channels, height, width), pixels in the phase's order.
 
     indices: (n,) into the training set, or with `test` into the test set.

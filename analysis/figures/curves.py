@@ -167,9 +167,11 @@ def draw_probes(parts: Sequence[Results]) -> Figure:
     return plot.with_legend(figure, axes, h_pad=1.4)
 
 
-def draw_readme(parts: Sequence[Results]) -> Figure:
+def draw_readme(parts: Sequence[Results]) -> Figure | None:
     """Return the picture of README.md: one probe, four methods and the three best ones, readable at 700 pixels."""
+    if (four := parts[0].select(label=README[:4])).finished.empty:
+        return None
     figure, axis = plt.subplots(figsize=(5.2, 2.9))
     draw_panel(axis, parts[0].select(label=README), plot.INTEREST)
-    axis.set_title(names.title(parts[0].select(label=README[:4]), ", "))
+    axis.set_title(names.title(four, ", "))
     return plot.with_legend(figure, [axis])

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis import claims, estimates, measures, names, plot
 from analysis.rendering import difference_text, p_text, spread
-from analysis.runs import SETTING, Results, merged
+from analysis.runs import RUN, SETTING, Results, merged
 from analysis.stats import estimate
 
 PANELS = ("fig2a_cifar10_resnet18", "fig2a_tiny_imagenet_vgg16", "fig3_60k", "random_label")
@@ -105,7 +105,7 @@ def tested(
     """Return a row with the verdict on `better` > `worse` for each pair of labels, on these seeds, corrected together.
     The cap is judged only where the premise of the panel is met; the rule of the controls does not ask for it."""
     known = results.select(**part.first[SETTING])
-    part = merged(part, known, [*SETTING, "label", "seed"])
+    part = merged(part, known, RUN)
     measure, labels = measures.of(part)[0], part.overrides
     ends = measures.values(part.select(seed=seeds).metrics, measure)
     found = [estimate(claims.gains(ends, *pair, measure)) for pair in pairs]

@@ -55,11 +55,12 @@ def draw(parts: Sequence[Results]) -> Figure:
     return figure
 
 
-def draw_rivals(parts: Sequence[Results]) -> Figure:
-    """Return the figure of the rivals that were planned."""
+def draw_rivals(parts: Sequence[Results]) -> Figure | None:
+    """Return the figure of the rivals that were planned, or None if none of them ran."""
     found = comparisons(claims.verdicts(parts).query("planned > 0 and seeds == planned"))
     panels = [panel for panel in paper.panels() if any((panel, rival) in found for rival in RIVALS)]
-    rivals = [rival for rival in RIVALS if any((panel, rival) in found for panel in panels)]
+    if not (rivals := [rival for rival in RIVALS if any((panel, rival) in found for panel in panels)]):
+        return None
     figure, grid = _grid([*map(names.panel, panels)], [names.look(rival).name for rival in rivals])
     for axis, panel in zip(grid, panels):
         for place, rival in enumerate(rivals):

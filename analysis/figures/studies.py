@@ -11,8 +11,7 @@ from analysis.measures import Values
 from analysis.plot import Axes, Figure, plt
 from analysis.rendering import number
 from analysis.runs import RESULTS, Results, load_exported
-from analysis.stats import estimate, paired
-from fire_core.errors import UserError
+from analysis.stats import Estimate, estimate, paired
 
 GAINS = ("fig2a_cifar10_resnet18", "fig2a_tiny_imagenet_vgg16", "fig3_best", "fig3_30k", "fig3_60k")
 PARTS = ("fire", "rescale", "fire_exact", "full_reset")
@@ -91,15 +90,17 @@ def scaling(parts: Sequence[Results]) -> pd.DataFrame:
             others = names.changes({key: value for key, value in changed[ours].items() if key != IMAGES})
             study, gain = ", ".join(filter(None, [name, others])), estimate(paired(ends[ours], ends[theirs]))
             rows.append({"study": study, "images": CLASSES * int(images), "pair": pair} | gain._asdict())
-    return pd.DataFrame(rows).sort_values(["study", "images"], kind="stable", ignore_index=True)
+    table = pd.DataFrame(rows, columns=["study", "images", "pair", *Estimate._fields])
+    return table.sort_values(["study", "images"], kind="stable", ignore_index=True)
 
 
 def pair_title(pair: tuple[str, str]) -> str:
     return " minus ".join(names.look(method).name for method in pair)
 
 
-def draw_scaling(parts: Sequence[Results]) -> Figure:
-    table = scaling(parts)
+def draw_scaling(parts: Sequence[Results]) -> Figure | None:
+    if (table := scaling(parts)).empty:
+        return None
     figure, grid = plt.subplots(1, 2, figsize=(7.0, 3.0))
     for axis, pair in zip(grid, PAIRS):
         for place, (study, line) in enumerate(table[table["pair"] == pair].groupby("study", sort=False)):
@@ -131,13 +132,12 @@ def layers(part: Results) -> pd.DataFrame:
     return rows.join(inside.fillna(alone)).assign(gain=estimates.gains(rows)["difference"])
 
 
-def draw_layers(parts: Sequence[Results]) -> Figure:
-    """Return the figure, one heat map per network. Raises UserError if `none` was not run."""
-    figure, grid = plt.subplots(1, len(parts), figsize=(5.0 * len(parts), 3.6), squeeze=False)
-    for axis, part in zip(grid[0], parts):
-        rows = layers(part)
-        if rows.empty:
-            raise UserError(f"{part.first['experiment']}: nothing to compare with; run method=none too")
+def draw_layers(parts: Sequence[Results]) -> Figure | None:
+    """Return the figure, one heat map per network of which `none` was run too."""
+    if not (found := [(part, rows) for part in parts if len(rows := layers(part))]):
+        return None
+    figure, grid = plt.subplots(1, len(found), figsize=(5.0 * len(found), 3.6), squeeze=False)
+    for axis, (part, rows) in zip(grid[0], found):
         draw_map(axis, rows)
         axis.set_title(names.title(part))
     figure.tight_layout()

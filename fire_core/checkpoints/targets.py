@@ -111,7 +111,7 @@ def _in_file(
         shape, names = model.get_parameter(target.parameter).shape, [target.parameter, *target.aliases]
         names += [name.removeprefix(inner) for name in names]
         also = [name for name in names if name not in checkpoint.tensors]  # for patterns
-        for prefix in {start for name in names for start in before.get(name, ())}:
+        for prefix in sorted({start for name in names for start in before.get(name, ())}):
             here = [tensors[prefix + name] for name in names if prefix + name in tensors]
             if here := [name for name in here if checkpoint.tensors[name].shape == shape]:
                 named: Any = {"name": prefix + target.name, "parameter": here[0], "aliases": (*here, *also)}

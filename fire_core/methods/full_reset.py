@@ -36,10 +36,9 @@ def reset_layers(model: nn.Module, initial: Mapping[str, Tensor] | None, rule: A
         return Report()
     names = match_parameters(unwrap(model), rule)
     model, start = start_of(model, initial, names)
-    parameters = dict(model.named_parameters())
     with observe(model, action="reset", method="reset", initial=start) as report, torch.no_grad():
         for name in names:
-            parameters[name].copy_(start[name])
+            model.get_parameter(name).copy_(start[name])
     return report
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -130,6 +131,9 @@ class Method:
     def after_evaluation(self, state: State) -> None:
         """Called after each evaluation. The weights that train must be in place again afterwards."""
 
+    def close(self) -> None:
+        """Remove what the method has put into the nets, such as hooks; by default nothing."""
+
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
         """Return a new optimizer of `net`, with learning rates relative to that of `default`."""
         raise NotImplementedError
@@ -144,11 +148,11 @@ class Method:
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
         """Restore what `state_dict` returned. The tensors are on the CPU; the nets in `state` have their weights."""
         for name in self.remembers:
-            value = saved[name]
+            value = deepcopy(saved[name])
             for net, part in value.items() if isinstance(value, Mapping) else ():
                 if isinstance(part, Mapping):
                     own = unwrap(state.nets[net]).state_dict()
-                    value = value | {net: {k: v.to(own[k].device, copy=True) for k, v in part.items()}}
+                    value[net] = {k: v.to(own[k].device) for k, v in part.items()}
             setattr(self, name, value)
 
 

@@ -1,6 +1,6 @@
 """Muon: an optimizer that orthogonalises the momentum of hidden matrices; alone, and with FIRE at boundaries."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,8 +94,7 @@ class MuonAdam(AdamBased):
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             momentum = self.state[p]["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
             update = view.matrices(p.grad.lerp(momentum, group["momentum"]))
-            change = view.weight(orthogonalize(update), p)
-            p.add_(change, alpha=-group["lr"] * self.factor(p, update))
+            p.add_(view.weight(orthogonalize(update), p), alpha=-group["lr"] * self.factor(p, update))
 
     def factor(self, parameter: Tensor, matrices: Tensor) -> float:
         """Return the factor of an orthogonalised update, given the parameter and its update as matrices (..., m, n)."""
@@ -130,7 +129,8 @@ class Muon(Method):
 
     def __post_init__(self) -> None:
         check_settings(self, rate_factor="(0, inf)", momentum="[0, 1)")
-        if len(self.adam_betas) != 2 or not all(0 <= beta < 1 for beta in self.adam_betas):
+        betas = self.adam_betas if isinstance(self.adam_betas, Sequence) else ()
+        if len(betas) != 2 or not all(isinstance(b, int | float) and 0 <= b < 1 for b in betas):
             raise UserError(f"adam_betas={self.adam_betas} must be two numbers in [0, 1), as in [0.9, 0.95]")
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:

@@ -40,6 +40,7 @@ SETTLE = rational_step(0.35, centred=True)
 FINISH = finishing_quintic(0.009)  # SETTLE maps [0.35, 1] to 1 +- 0.009, FINISH maps that to 1 +- 5e-7
 SQUARE_POLYNOMIAL = quintic_schedule(1e-4, 1e-2)
 FURTHER_POLYNOMIAL = quintic_schedule(5e-2, 1e-2)
+TALL_POLYNOMIAL = quintic_schedule(0.04, 1e-2)
 TRIANGLE_RATIONAL = (rational_step(0.04), rational_step(0.73, centred=True))  # above 0.04; a cubic follows
 
 
@@ -238,7 +239,7 @@ def _tall_pass(matrices: Tensor, rational: bool) -> Polar | None:
         steps: tuple[Step, ...] = (CUBIC,)
     else:
         triangle /= spectral_bound(triangle)
-        steps = (*quintic_schedule(0.04, 1e-2), CUBIC)
+        steps = (*TALL_POLYNOMIAL, CUBIC)
     triangle = polynomial_steps(triangle, steps)
     factor = torch.bmm(matrices, kernels.solve_right(triangle, gram, inverses).mT)
     return _solved(factor, len(steps) + (len(TRIANGLE_RATIONAL) if rational else 0), gram)

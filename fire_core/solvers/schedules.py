@@ -10,7 +10,6 @@ the three products of a quintic, and multiplies the smallest singular value by 1
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import numpy as np
 
@@ -61,11 +60,10 @@ def finishing_quintic(error: float) -> Step:
     return float(a), float(b), float(c)
 
 
-@lru_cache
-def quintic_schedule(lower: float, tolerance: float, margin: float = 1.002) -> tuple[Step, ...]:
+def quintic_schedule(lower: float, tolerance: float) -> tuple[Step, ...]:
     """Return minimax quintics whose composition maps [lower, 1] into [1 - tolerance, 1 + tolerance].
 
-    Each is optimal on the interval that the previous step leaves, widened by `margin` for rounding. That interval is
+    Each is optimal on the interval that the previous step leaves, widened for rounding. That interval is
     treated as if it began at 0.024 of its upper end or above, so that smaller values keep growing.
     """
     steps: list[Step] = []
@@ -80,7 +78,7 @@ def quintic_schedule(lower: float, tolerance: float, margin: float = 1.002) -> t
         low, high = image.min() / centre, image.max() / centre
         if max(high - 1, 1 - low) <= tolerance:
             return tuple(steps)
-        low, high = low / margin, high * margin
+        low, high = low / 1.002, high * 1.002
 
 
 def _minimax_quintic(low: float, high: float) -> Step:

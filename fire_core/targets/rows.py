@@ -8,7 +8,7 @@ the meta device.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,10 +32,10 @@ class Traced:
     the use of others is not known. heads: weights whose outputs reach the model's output, and no other weight.
     """
 
-    parts: dict[int, Parts] = field(default_factory=dict)
-    whole: frozenset[int] = frozenset()
-    unclear: dict[int, str] = field(default_factory=dict)
-    heads: frozenset[int] = frozenset()
+    parts: dict[int, Parts]
+    whole: frozenset[int]
+    unclear: dict[int, str]
+    heads: frozenset[int]
 
 
 def trace_rows(model: nn.Module, example: Any) -> Traced:

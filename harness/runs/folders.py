@@ -56,7 +56,10 @@ def _alive(path: Path) -> bool:
     mark = read_text(path / "RUNNING").strip()
     if mark.isascii() and mark.isdigit() and Path(f"/proc/{mark[:20]}").exists():
         return True
-    newest = max((p.lstat().st_mtime for p in path.iterdir() if p.is_file()), default=0.0)
+    try:
+        newest = max((p.lstat().st_mtime for p in path.iterdir() if p.is_file()), default=0.0)
+    except FileNotFoundError:  # just renamed or removed
+        return True
     return time.time() - newest < RUNNING_SECONDS
 
 

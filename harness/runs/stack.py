@@ -36,7 +36,7 @@ class Member(threading.Thread):
         try:
             code = self._run()
         except SystemExit as end:
-            code = end.code
+            code = end.code or 0
         finally:
             self.code = code
             self._back.release()
@@ -102,7 +102,7 @@ def take_turns(runs: Sequence[Callable[[], int]]) -> int:
             asked = [each for each in working if each.request]
             _answer(asked) if asked else time.sleep(POLL_SECONDS)
     stop.unwatch()
-    codes = [each.code or 0 for each in members]
+    codes = [each.code for each in members]
     return STOPPED if STOPPED in codes else max(codes)
 
 

@@ -145,8 +145,8 @@ def train(cfg: DictConfig) -> None:
 
 def make_net(cfg: DictConfig, actions: int) -> DQN:
     """Return a newly initialised network."""
-    layers = [tuple(layer) for layer in cfg.network.convolutions]
-    return DQN(actions, (cfg.env.frame_size, cfg.env.frame_size), layers, cfg.network.hidden)
+    frame = cfg.env.frame_size, cfg.env.frame_size
+    return DQN(actions, frame, cfg.network.convolutions, cfg.network.hidden)
 
 
 def make_optimizer(net: nn.Module, cfg: DictConfig) -> torch.optim.Optimizer:

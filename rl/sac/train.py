@@ -53,7 +53,6 @@ def train(cfg: DictConfig) -> None:
 
     # ------------------------------------------------------------------------------------------ task and learner
     device = session.device
-    torch.set_float32_matmul_precision("high" if cfg.precision == "tf32" else "highest")
     place, kind = InWorker if cfg.workers else call, (cfg.env.name, cfg.env.action_repeat)
     task, tests = place(Task, *kind), place(EvaluationTasks, cfg.eval_episodes, *kind)
     sizes = observation_size, action_size = task.observation_size, task.action_size

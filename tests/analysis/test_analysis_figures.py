@@ -153,8 +153,7 @@ def test_the_map_of_layers_shows_each_gain_and_greys_what_is_not_clear(tmp_path)
     shown = studies.draw_layers([results]).axes[0].texts
     assert {text.get_text() for text in shown} == {"+0.100", "-0.075", "head\n+0.050", "all\n+0.200"}
     assert [text.get_text() for text in shown if text.get_color() == "#8A8A8A"] == ["-0.075"]
-    with pytest.raises(UserError, match="run method=none too"):
-        studies.draw_layers([results.select(label="fire")])
+    assert studies.draw_layers([results.select(label="fire")]) is None
 
 
 DIAL = {"fire_exact": 0.7, "fire": 0.69, "rescale": 0.68, "cap-high=2": 0.75, "cap-high=0.5": 0.55}
@@ -245,12 +244,17 @@ def test_every_method_has_its_own_stable_look():
 
 
 def test_commands_without_runs(root, tmp_path, capsys):
-    assert command.main(f"figures dial --root {root} --out {tmp_path}".split()) == 0
-    assert "dial: no run" in capsys.readouterr().out and not [*tmp_path.iterdir()]
+    write_runs(tmp_path / "few", "fig2a_cifar10_resnet18", {"none": 0.3, "fire": 0.4})
+    write_runs(tmp_path / "few", "scaling_warm_start", {"fire-data.train_per_class=500": 0.4})
+    write_runs(tmp_path / "few", "random_label", {"redo": 0.4})
+    for folder, figures in ((root, ["dial"]), (tmp_path / "few", ["rivals", "scaling", "readme"])):
+        assert command.main(["figures", *figures, "--root", str(folder), "--out", str(tmp_path / "out")]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said == [f"{name}: no run in '{folder}' that it shows" for name in figures]
     assert command.main(["figures", "--root", str(tmp_path)]) == 0
     assert "fig4: no finished run" in capsys.readouterr().out
-    assert command.main(["export", "--root", str(tmp_path)]) == 2
-    assert "no finished run" in capsys.readouterr().err
+    with pytest.raises(UserError, match="no finished run"):
+        command.main(["export", "--root", str(tmp_path)])
 
 
 def test_a_sweep_draws_its_curves_on_a_terminal_alone_and_fits_on_it(root, capsys, monkeypatch):

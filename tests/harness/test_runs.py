@@ -265,6 +265,7 @@ def test_a_checkpoint_is_due_after_seconds_or_steps(tmp_path, monkeypatch):
         assert not run.due(4) and run.due(5)
         run.save(5, {})
         now[0] = 9.0
+        run.save(9, {}, name="best")  # a run does not resume from it
         assert not run.due(9)
         now[0] = 10.0
         assert run.due(9)

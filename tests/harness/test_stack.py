@@ -64,5 +64,4 @@ def test_a_run_that_fails_fails_alone_and_what_all_asked_for_fails_for_all():
             meet(0, add, None)
         return 0
 
-    assert take_turns([failing, other]) == 1
-    assert found == [(3, 2), (2, 1)]
+    assert take_turns([failing, other]) == 1 and found == [(3, 2), (2, 1)]

@@ -218,8 +218,7 @@ def test_muon_is_that_of_torch_on_each_matrix(shape):
 def test_muon_shares_out_the_parameters():
     body = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4), nn.ReLU()
     net = nn.Sequential(*body, nn.Linear(4, 2))
-    default = torch.optim.Adam(net.parameters(), lr=1e-3, eps=1.5e-4)
-    treatment = attach("muon", net, default)
+    treatment = attach("muon", net, torch.optim.Adam(net.parameters(), lr=1e-3, eps=1.5e-4))
     start = treatment.state_dict()
     treatment.boundary(1)
     later = treatment.optimizer
@@ -311,13 +310,8 @@ def test_a_weight_of_zeros_keeps_the_vector_of_the_power_iteration():
     assert sigma == 0 and largest_singular_value(matrix, left)[0] > 0.99 * torch.linalg.matrix_norm(matrix, 2)
 
 
-SOON = {
-    "cbp": {"replacement_rate": 0.0},
-    "snr": {},
-    "redo": {"every_steps": 1},
-    "regrama": {"every_steps": 1},
-    "cpr": {},
-}
+SOON = {"cbp": {"replacement_rate": 0.0}, "redo": {"every_steps": 1}, "regrama": {"every_steps": 1}}
+SOON |= {"cpr": {}, "snr": {}}
 
 
 @pytest.mark.parametrize("name", SOON)

@@ -6,7 +6,9 @@ times too large, clear where Adam's second moments are, and none in at least 95 
 Of stale moments that holds with optimizer_state="keep": otherwise every method clears them, too.
 """
 
+import gc
 import random
+import weakref
 from collections import Counter
 from copy import deepcopy
 from functools import partial
@@ -134,6 +136,15 @@ def test_branch_is_the_loop_of_attach(name):
     assert result.scores[name][0][-1] == pytest.approx(expected, abs=2e-5)
 
 
+def test_a_copy_is_gone_when_its_branch_ends():
+    copies = weakref.WeakSet()
+    gc.disable()  # no circle of references may hold one
+    short(["cbp", "snr", "l2_er"], step=lambda net, *given: (copies.add(net), step(net, *given))[1])
+    left = len(copies)
+    gc.enable()
+    assert left == 0
+
+
 def test_several_networks_with_a_follower():
     torch.manual_seed(0)
     nets = {"actor": nn.Linear(6, 6), "critics": nn.Linear(6, 4), "target": nn.Linear(6, 4)}
@@ -229,6 +240,9 @@ def test_verdicts():
     assert made(none=level, fire=[1.0, 1.2, 1.1]).best is None
     diverged = made(none=level, fire=[float("nan")] * 3, clear=[1.5, 1.6, 1.71])
     assert diverged.best == "clear" and "-inf" in str(diverged)
+    lost = [float("nan")] * 3
+    assert made(none=lost, redo=lost, fire=[1.5, 1.6, 1.71], clear=level).best == "fire"
+    assert made(none=lost, fire=lost).best == "none"
 
 
 def mlp(bias):

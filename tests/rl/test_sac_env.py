@@ -46,8 +46,7 @@ def test_evaluation_counts_one_whole_episode_a_task_and_lets_ended_ones_rest():
     tasks = EvaluationTasks(2, "counter", action_repeat=1)
     tasks.tasks[1].environment.step = lambda action: (np.array([1.0]), 1.0, False, False, {})
     result = play_episodes(tasks, lambda o: np.ones((2, 4)), 2, max_steps=8)
-    assert sorted(result.returns) == [8.0, 20.0]
-    assert tasks.tasks[0].environment.age == 5
+    assert sorted(result.returns) == [8.0, 20.0] and tasks.tasks[0].environment.age == 5
     assert result.unfinished == 1
 
 
