@@ -220,7 +220,8 @@ def _logged(path: Path) -> tuple[pd.DataFrame, int]:
     table = pd.DataFrame(records).apply(pd.to_numeric, errors="coerce").select_dtypes("number")
     table = table.reindex(columns=[*COORDINATES, *table.columns.difference([*COORDINATES, "act"])])
     whole = table["step"].notna()
-    long = table[whole].fillna({"phase": 0}).melt(COORDINATES, var_name="metric").dropna(subset="value")
+    long = table[whole].fillna({"phase": 0}).melt(COORDINATES, var_name="metric", value_name="its value")
+    long = long.rename(columns={"its value": "value"}).dropna(subset="value")  # `value` is a metric of SAC
     return long.astype({"phase": int, "step": int, "value": float}), torn + int((~whole).sum())
 
 

@@ -214,8 +214,7 @@ def verdict(table: pd.DataFrame) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser("python -m analysis.trial_evidence", description=__doc__)
-    about = "compare the trials in a folder of runs (harness/trial.py) with the full runs of the same seeds"
-    parser.add_argument("--root", help=about)
+    parser.add_argument("--root", help="folder of runs: compare its trials with full runs of the same seeds")
     with clean_exit():
         if root := parser.parse_args().root:
             results = load(root)

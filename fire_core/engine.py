@@ -160,7 +160,7 @@ def observe(
     Args:
         action, method: written into the rows and the report.
         initial: starting weights by parameter name, for `Row.sfe_relative`.
-    Raises: UserError for a sharded model.
+    Raises: UserError for a sharded model, and for parameters in place of others, which no optimizer trains.
     """
     model, initial = unwrap_with(model, initial)
     parameters: dict[str, Tensor] = dict(model.named_parameters())
@@ -176,6 +176,8 @@ def observe(
     started = time.perf_counter()
     yield report
     report.seconds = time.perf_counter() - started
+    if other := [n for n, p in model.named_parameters() if parameters.get(n, p) is not p]:
+        raise UserError(f"{method or action} made {shorten(other)} anew, which nothing trains: write into it")
     with torch.no_grad():
         report.changed |= {name for name, p in parameters.items() if not torch.equal(before[name], p)}
         changed = [t for t in table.included if t.parameter in report.changed]

@@ -78,7 +78,9 @@ def store(domain: Domain, experiment: str) -> None:
 @functools.cache
 def settings_of(cls: type[Method]) -> dict[str, Any]:
     """Return the settings of a method: as tuned (conf/tuned.yaml says under which name), else the defaults of its class."""
-    elsewhere = read_yaml(CONF / "tuned.yaml").get(cls.name, {})
+    at_boundaries = cls.treat is not Method.treat or cls.optimizer_state or cls.changes_structure
+    elsewhere = {"first_phase": "first_phase"} if not at_boundaries and cls.name != "none" else {}
+    elsewhere |= read_yaml(CONF / "tuned.yaml").get(cls.name, {})
     method, node = cls(), {"name": cls.name}
     for name in (*(["variant"] if "variant" in elsewhere else []), *(each.name for each in fields(cls))):
         text = json.dumps(getattr(method, name))

@@ -27,7 +27,8 @@ def check_overrides(domain: Domain, overrides: list[str]) -> None:
             raise UserError(f"{text}: a run has one {key}; a sweep has several: -m {key}=a,b")
         exists = options(key) or override.is_hydra_override()
         if not exists and not any(f"{name}.".startswith(f"{key}.") for name in known):
-            raise UserError(f"key {key!r} does not exist{did_you_mean(key, known)}")
+            same = [name for name in known if name.startswith("method.") and name.endswith(f".{key}")]
+            raise UserError(f"key {key!r} does not exist{did_you_mean(*same[:1] or [key], known)}")
 
 
 def check_sweep(domain: Domain, overrides: list[str]) -> list[tuple[list[str], DictConfig]]:

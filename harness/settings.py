@@ -137,7 +137,7 @@ class Keys:
     experiment: str = key("file of conf/experiment")
     size: str = key("a size that the experiment has")
     seed: int = key("seed of all random numbers", least=0, most=2**63 - 1)
-    method: dict[str, Any] = key("what happens between phases; settings as in conf/method")
+    method: dict[str, Any] = key("what happens between phases; its settings are the fields of its class")
     trigger: TriggerKeys = group(TriggerKeys)
     optimizer_state: str = key("what happens to the optimizer state at a boundary", choices=POLICIES)
     batch_size: int = key("samples per step", least=1)

@@ -94,9 +94,8 @@ def dormancy(
 ) -> dict[str, Tensor]:
     """Return the dormancy score of every hidden unit: its mean `|activation|` over that of its layer (ReDo, Eq. 1).
 
-    Means are over all samples. Activations are what the next layer reads: after ReLU, squared ReLU or GELU, after a
-    pool, and after the product of a gated MLP. The passes run in evaluation mode without gradients, and all hooks are
-    removed.
+    Means are over all samples. Activations are what the next layer reads: after ReLU, squared ReLU or GELU, after a pool,
+    and after the product of a gated MLP. The passes run in evaluation mode without gradients, and all hooks are removed.
 
     Args:
         batches: inputs of the net: tensors, tuples of arguments, or mappings of keyword arguments.

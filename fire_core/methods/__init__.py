@@ -46,8 +46,7 @@ def table() -> str:
     """Return all methods as a Markdown table: what each changes, when, its source, and what proves that it is that."""
     rows = [("method", "in figures", "what it does", "when", "source", "proven by"), ("---",) * 6]
     rows += [
-        (f"`{name}`", title(name), cls.summary, moments(cls), cls.source, cls.proven_by)
-        for name, cls in available().items()
+        (f"`{n}`", title(n), c.summary, moments(c), c.source, c.proven_by) for n, c in available().items()
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

@@ -67,11 +67,9 @@ class Method:
     remembers: ClassVar[tuple[str, ...]] = ()
     off: ClassVar[dict[str, Any] | None] = None  # settings with which all calls are made and nothing changes
 
-    def settings(self, *without: str) -> dict[str, Any]:
+    def settings(self, *but: str) -> dict[str, Any]:
         """Return the settings by name, but for `first_phase` and those named."""
-        return {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("first_phase", *without)
-        }
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("first_phase", *but)}
 
     def check(self, state: State) -> None:
         """Raise `UserError` if the settings do not fit these nets. Called before training starts and at boundaries.

@@ -43,10 +43,7 @@ class PerturbedDescent(AdamBased):
         counter["drawn"] = counter.get("drawn", 0) + 1
         seed = derive(counter["seed"], "noise", counter["drawn"])
         streams = {device: torch.Generator(device).manual_seed(seed) for _, device in places}
-        parts = [
-            (self.param_groups[number], weights, self.next_steps(weights))
-            for (number, _), weights in places.items()
-        ]
+        parts = [(self.param_groups[n], own, self.next_steps(own)) for (n, _), own in places.items()]
         utilities, peaks = zip(*(self._utilities(*part) for part in parts), strict=True)
         largest = torch.stack([peak.to(peaks[0].device) for peak in peaks]).max()
         largest = torch.where(largest == 0.0, 1e-30, largest)

@@ -17,9 +17,8 @@ RESEED_AFTER = 5000  # steps and resets between seeded starts of an emulator: a 
 class AtariBackend:
     """n emulators of one game (`ale_py.AtariVectorEnv`), without its stacking, sticky actions and clipping.
 
-    The emulators turn frames grey before they take the maximum of two and resize. With `grey_last` they do both per
-    colour, as the official code does, and the picture turns grey here: one or two of a hundred pixels differ, nearly
-    always by 1.
+    The emulators turn frames grey before they take the maximum of two and resize. With `grey_last` they do both per colour,
+    as the official code does, and the picture turns grey here: one or two of a hundred pixels differ, nearly always by 1.
 
     States of emulators cannot be read, but are a pure function of start seed, actions and resets. So `state_dict` holds
     these since the last seeded start, and `load_state_dict` plays them again. After `RESEED_AFTER`, the next episode begins

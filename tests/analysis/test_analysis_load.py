@@ -31,11 +31,11 @@ def test_unfinished_failed_and_torn_are_named_and_left_out(root, capsys):
     write_run(root, CELL, "dash", 2, warm_start_lines(0.5, 2), end=None)
     (write_run(root, CELL, "dash", 3, [], end="FAILED") / "FAILED").write_text("")
     with (write_run(root, CELL, "snr", 1, warm_start_lines(0.5, 1)) / "metrics.jsonl").open("a") as stream:
-        stream.write('[1, 2]\n{"step": "x", "test_accuracy": 9.0}\n')
+        stream.write('[1, 2]\n{"step": "x", "test_accuracy": 9.0}\n{"step": 998, "value": 1.0}\n')
         stream.write('{"step": 999, "test_accuracy": NaN}\n{"a\n')
     results = load(root)
     assert sorted(results.metrics["label"].unique()) == ["fire", "none", "snr"]
-    assert len(results.metrics.query("label == 'snr'")) == 20
+    assert len(results.metrics.query("label == 'snr'")) == 21
     text = "\n".join(results.problems)
     assert "loss is nan at step 7" in text and "unfinished" in text and "3 unreadable line(s)" in text
     status.main(["--root", str(root)])

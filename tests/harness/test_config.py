@@ -110,7 +110,7 @@ def test_a_method_needs_no_file_and_the_experiment_tunes_it(name):
                 tuned = OmegaConf.create({"method": settings, "tuned": {}})
                 OmegaConf.update(tuned, f"tuned.{key}", 7)
                 assert tuned.method[setting] == 7
-    acts_at_boundaries, method = "first_phase" not in elsewhere, available()[name]
+    acts_at_boundaries, method = "tuned.first_phase" not in settings["first_phase"], available()[name]
     treats = method.treat is not Method.treat and not method.changes_optimizer
     treats = treats or method.changes_structure or method.optimizer_state is not None
     assert acts_at_boundaries == (treats or name == "none")

@@ -127,7 +127,6 @@ def test_residual_lambdas_weigh_stream_and_embedding_and_start_neutral():
         net.residual_lambdas.copy_(torch.tensor([0.5, 2.0]))
         net.embedding_lambdas.copy_(torch.tensor([0.25, -1.0]))
         start = net.wte(tokens()) + net.wpe.weight
-        first = net.h[0](0.75 * start)
-        by_hand = net.lm_head(net.ln_f(net.h[1](2.0 * first - start)))
+        by_hand = net.lm_head(net.ln_f(net.h[1](2.0 * net.h[0](0.75 * start) - start)))
         assert torch.allclose(net(tokens()), by_hand, atol=1e-6)
     assert [t.name for t in find_targets(net).included] == [t.name for t in find_targets(plain).included]

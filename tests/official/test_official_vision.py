@@ -417,8 +417,7 @@ def test_an_epoch_ends_with_a_test_and_then_the_method(run, fidelity):
     assert len(ends) == 3
     wanted = normalised(images.test_images, images.name, "test")
     for end in ends:
-        last_step = places_of(seen[:end], "step")[-1]
-        tests = [event for event in seen[last_step:end] if event[0] == "test"]
+        tests = [e for e in seen[places_of(seen[:end], "step")[-1] : end] if e[0] == "test"]
         assert tests, "the method was called before the test"
         assert torch.equal(torch.cat([event[1] for event in tests]), torch.arange(len(images.test_labels)))
         difference = largest(torch.cat([event[2] for event in tests]), wanted)
