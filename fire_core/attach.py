@@ -216,7 +216,7 @@ class Attached:
         state = self.state
         self._enter(saved["phase"])
         if state.generator and saved.get("generator") is not None:
-            state.generator.set_state(saved["generator"])
+            state.generator.set_state(saved["generator"].cpu())
         self._built = self._built if self.acting.changes_optimizer else {}  # else of a later phase
         if self.method.changes_structure:
             self.method.rebuild(state, saved["nets"])

@@ -177,7 +177,7 @@ def observe(
     yield report
     report.seconds = time.perf_counter() - started
     if other := [n for n, p in model.named_parameters() if parameters.get(n, p) is not p]:
-        raise UserError(f"{method or action} made {shorten(other)} anew, which nothing trains: write into it")
+        raise UserError(f"{method or action} replaced {shorten(other)} of the optimizer: change it in place")
     with torch.no_grad():
         report.changed |= {name for name, p in parameters.items() if not torch.equal(before[name], p)}
         changed = [t for t in table.included if t.parameter in report.changed]

@@ -155,8 +155,9 @@ class TrialResult:
         """The method with the largest gain among those whose interval lies above 0; "none" if all intervals lie below it;
         otherwise None: nothing is decided."""
         mean = {name: self.gains(name)[:, -1].mean() for name in self.scores if name != "none"}
-        if ahead := [name for name in mean if mean[name] == math.inf or mean[name] > self.margin(name)]:
-            ends = {name: np.mean([scores[-1] for scores in self.scores[name]]) for name in ahead}
+        lost = [name for name in mean if mean[name] == math.inf and self.gains(name)[:, -1].min() > 0]
+        if ahead := lost or [name for name in mean if mean[name] > self.margin(name)]:
+            ends = {name: np.array(self.scores[name])[: self.repeats, -1].mean() for name in ahead}
             sign = 1 if self.higher_is_better else -1  # of ends, which count where several are ahead by inf
             return max(ahead, key=lambda name: (mean[name], sign * ends[name]))
         behind = [mean[name] < -self.margin(name) or mean[name] == -math.inf for name in mean]
@@ -167,12 +168,11 @@ class TrialResult:
         rows = []
         for name, scores in self.scores.items():
             gains, ends = self.gains(name).mean(0), np.array(scores[: self.repeats]).mean(0)
-            end, margin = gains[-1], self.margin(name)
+            end, margin = gains[-1], self.margin(name) if np.isfinite(gains[-1]) else 0.0
             ahead = next((i for i in range(PARTS) if gains[-1 - i] <= 0), PARTS)  # of the last tenths
             gain = "" if name == "none" else f"{end:+.3g} [{end - margin:.3g}, {end + margin:.3g}]"
             step = self.steps * (PARTS - ahead + 1) // PARTS if ahead else None
-            row = (name, float(ends[0]), float(ends[-1]), gain, step, self.seconds[name])
-            rows.append(dict(zip(COLUMNS, row)))
+            rows += [dict(zip(COLUMNS, [name, *map(float, ends[[0, -1]]), gain, step, self.seconds[name]]))]
         return rows
 
     def __str__(self) -> str:

@@ -84,7 +84,7 @@ def open_source(
             if part == (SPLITS.get(str(own)) if split else "validation" if chosen else "train"):
                 yield document
 
-    name = path.resolve().name
+    name = path.absolute().name
     for suffix in (".xz", ".gz", ".jsonl", ".txt"):
         name = name.removesuffix(suffix)
     # An absolute path names the same text in every working directory.

@@ -240,9 +240,9 @@ def test_verdicts():
     assert made(none=level, fire=[1.0, 1.2, 1.1]).best is None
     diverged = made(none=level, fire=[float("nan")] * 3, clear=[1.5, 1.6, 1.71])
     assert diverged.best == "clear" and "-inf" in str(diverged)
-    lost = [float("nan")] * 3
-    assert made(none=lost, redo=lost, fire=[1.5, 1.6, 1.71], clear=level).best == "fire"
-    assert made(none=lost, fire=lost).best == "none"
+    lost = made(none=(nan := [float("nan")] * 3), redo=nan, fire=[1.5, 1.6, 1.71], clear=level)
+    assert lost.best == "fire" and "+inf [inf, inf]" in str(lost) and made(none=nan, fire=nan).best == "none"
+    assert made(none=[1.0, 2.0, *nan[:1]], fire=level).best is None
 
 
 def mlp(bias):
