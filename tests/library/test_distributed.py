@@ -28,8 +28,7 @@ STARTS = {"full_reset": {}, "shrink_perturb": {"shrink": 0.3}, "fire": {"targets
 
 
 def forward(net: Net, x: torch.Tensor) -> torch.Tensor:
-    hidden = net.wide(net.fused(net.conv(net.tokens(x).mT).mT)).relu()
-    return net.head(net.last(net.tall(hidden)))
+    return net.head(net.last(net.tall(net.wide(net.fused(net.conv(net.tokens(x).mT).mT)).relu())))
 
 
 def make() -> Net:

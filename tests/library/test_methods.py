@@ -210,8 +210,7 @@ def test_the_rate_rises_again_and_the_loop_keeps_its_own():
 
 def test_the_page_has_the_table_of_the_classes():
     """Update it with `fire-core methods --markdown`."""
-    page = Path(__file__).resolve().parents[2] / "docs/concepts/methods.md"
-    assert table() in page.read_text()
+    assert table() in (Path(__file__).resolve().parents[2] / "docs/concepts/methods.md").read_text()
 
 
 def injected_head():
