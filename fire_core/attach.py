@@ -205,7 +205,7 @@ class Attached:
         state = self.state
         return {
             "phase": state.phase,
-            "generator": state.generator.get_state() if state.generator else None,
+            "generator": cast(torch.Generator, state.generator).get_state(),
             "nets": {name: net.state_dict() for name, net in state.nets.items()},
             "optimizers": {name: each.state_dict() for name, each in state.optimizers.items()},
             "method": {"name": self.method.name, "state": self.method.state_dict()},
@@ -215,8 +215,8 @@ class Attached:
         """Restore what `state_dict` returned. The state of another method is left out: runs may share a first phase."""
         state = self.state
         self._enter(saved["phase"])
-        if state.generator and saved.get("generator") is not None:
-            state.generator.set_state(saved["generator"].cpu())
+        if "generator" in saved:  # not in checkpoints of earlier versions
+            cast(torch.Generator, state.generator).set_state(saved["generator"].cpu())
         self._built = self._built if self.acting.changes_optimizer else {}  # else of a later phase
         if self.method.changes_structure:
             self.method.rebuild(state, saved["nets"])

@@ -160,7 +160,7 @@ def observe(
     Args:
         action, method: written into the rows and the report.
         initial: starting weights by parameter name, for `Row.sfe_relative`.
-    Raises: UserError for a sharded model, and for parameters in place of others, which no optimizer trains.
+    Raises: UserError for a sharded model, and for new parameters in place of old ones, which no optimizer would train.
     """
     model, initial = unwrap_with(model, initial)
     parameters: dict[str, Tensor] = dict(model.named_parameters())
@@ -177,7 +177,7 @@ def observe(
     yield report
     report.seconds = time.perf_counter() - started
     if other := [n for n, p in model.named_parameters() if parameters.get(n, p) is not p]:
-        raise UserError(f"{method or action} replaced {shorten(other)} of the optimizer: change it in place")
+        raise UserError(f"{method or action} made {shorten(other)} anew, which nothing trains: use copy_")
     with torch.no_grad():
         report.changed |= {name for name, p in parameters.items() if not torch.equal(before[name], p)}
         changed = [t for t in table.included if t.parameter in report.changed]

@@ -133,7 +133,7 @@ def layers(part: Results) -> pd.DataFrame:
 
 
 def draw_layers(parts: Sequence[Results]) -> Figure | None:
-    """Return the figure, one heat map per network of which `none` was run too."""
+    """Return the figure, one heat map per network of which `none` was run too, or None if there is none."""
     if not (found := [(part, rows) for part in parts if len(rows := layers(part))]):
         return None
     figure, grid = plt.subplots(1, len(found), figsize=(5.0 * len(found), 3.6), squeeze=False)

@@ -210,7 +210,7 @@ class Run:
             if self._stop.urgent:  # PyTorch turns the interrupt into an error of the file
                 raise KeyboardInterrupt from None
             raise
-        if name in (None, "end"):  # from which runs resume
+        if name in (None, "end"):  # runs resume from these
             self._saved_at = (time.monotonic(), step)
         if self.stop_signal is not None and name is None:
             say(f"stopped by {self.stop_signal}; saved {path}; the same command resumes from there")

@@ -251,6 +251,7 @@ def test_commands_without_runs(root, tmp_path, capsys):
         assert command.main(["figures", *figures, "--root", str(folder), "--out", str(tmp_path / "out")]) == 0
         said = capsys.readouterr().out.splitlines()
         assert said == [f"{name}: no run in '{folder}' that it shows" for name in figures]
+        assert not (tmp_path / "out").exists()
     assert command.main(["figures", "--root", str(tmp_path)]) == 0
     assert "fig4: no finished run" in capsys.readouterr().out
     with pytest.raises(UserError, match="no finished run"):
@@ -276,6 +277,11 @@ def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
     assert (out / "table.md").exists() and (out / "figure.png").exists()
     assert "random_label: FIRE > none (continue): holds (gain +0." in text
     assert text.index("figure: ") < text.index("FIRE > none (continue): holds")
+    for seed, level in ((1, 0.4), (2, 0.42), (3, 0.46)):
+        write_runs(tmp_path / "open", CELL, {"none": 0.3, "fire": level, "full_reset": 0.45}, [seed])
+    write_runs(tmp_path / "open", CELL, {"shrink_perturb": 0.35}, [1])
+    command.main(["tables", "--experiment", CELL, "--root", str(tmp_path / "open")])
+    assert "open until at least two seeds of every method are done" in capsys.readouterr().out
     for seed in (1, 2):
         lines = [{"phase": 0, "step": 1, "speed": 1.0 * seed}]
         write_run(tmp_path / "runs", "fig3_x", "none", seed, lines, protocol="")

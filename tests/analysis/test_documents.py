@@ -118,7 +118,7 @@ def test_the_committed_figures_show_the_committed_runs():
         results = load_exported(RESULTS / "dial" if name == "dial" else RESULTS)
         parts = settings(at_most(results.matching(FIGURES[name].experiments), size))
         runs = plot.provenance(pd.concat([part.runs for part in parts if len(part.metrics)]))
-        assert path.read_text() == f"{CAPTIONS[name]}\n\nRuns: {runs}.\n", f"{path.name} is old"
+        assert path.read_text() == f"{CAPTIONS[name]}\n\nRuns: {runs}.\n", f"{path.name}: make tables"
 
 
 def test_reproduced_is_short_and_findings_leave_numbers_to_tables():

@@ -74,6 +74,7 @@ def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_b
         ("seed=range(1,4)", "requires --multirun"),
         ("experiment=fig4a_asterix", "belongs to dqn, this script trains vision"),
         ("batchsize=3", "did you mean 'batch_size'?"),
+        ("iterations=3", "did you mean 'method.iterations'?"),
         ("at.paper.protocol.share=0.2", "did you mean 'protocol.share'?"),
         ("trigger.steps=5", "trigger=boundary got an unexpected keyword argument 'steps'"),
         ("protocol=3", "does not fit the keys of this script: Merge error"),

@@ -65,8 +65,7 @@ def test_every_step_has_one_penalty_and_its_gradients_and_every_evaluation_is_an
     text = "".join(letter for letter, _ in calls)
     step = "pggs" if script == "sac" else "pgs"  # actor and critics step one after another
     assert re.fullmatch(rf"(({step})|(\[\])|e|b)+", text), text
-    assert text.count("b") == 1
-    assert all(training for letter, training in calls if letter == "s")
+    assert text.count("b") == 1 and all(training for letter, training in calls if letter == "s")
     assert script != "sac" or text.count("s") == 120 - 30  # from the step after learning starts
     assert ("e" in text) == (script != "language")  # whose smallest run is shorter than a pass
     assert all(after in "[pb" for before, after in pairwise(text) if before == "e")

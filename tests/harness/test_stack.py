@@ -26,8 +26,7 @@ def test_runs_meet_until_each_has_ended_and_those_out_of_step_fall_in():
     # c, which asks first for the second stage, goes ahead of the others, and they are in step from then on
     plans = {"a": (1, [0, 1, 0, 1]), "b": (10, [0, 1]), "c": (100, [1, 0, 1])}
     assert take_turns([partial(run, name, *plan) for name, plan in plans.items()]) == 0
-    assert found["c"] == [(100, 1), (111, 3), (111, 3)]
-    assert found["b"] == [(111, 3), (111, 3)]
+    assert found["c"] == [(100, 1), (111, 3), (111, 3)] and found["b"] == [(111, 3), (111, 3)]
     assert found["a"] == [(111, 3), (111, 3), (1, 1), (1, 1)]
 
 

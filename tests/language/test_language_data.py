@@ -74,8 +74,7 @@ def test_shipped_text_is_whole_and_no_document_is_in_both_parts():
         for part, texts in documents.items():
             known = manifest[f"{name}.{part}.txt.xz"]
             packed = (ASSETS / f"{name}.{part}.txt.xz").read_bytes()
-            assert len(texts) == known["documents"]
-            assert len(lzma.decompress(packed)) == known["bytes"]
+            assert len(texts) == known["documents"] and len(lzma.decompress(packed)) == known["bytes"]
             assert hashlib.sha256(packed).hexdigest() == known["sha256"]
         shared = set(documents["train"]) & set(documents["validation"])
         assert len(shared) <= 0.002 * len(documents["validation"])  # a few synsets have the same text

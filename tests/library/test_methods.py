@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fire_core import UserError, attach, fire
+from fire_core.engine import observe
 from fire_core.methods import create, table
 from fire_core.methods.plasticity_injection import inject
 from fire_core.methods.spectral_clip import spectral_clip
@@ -240,6 +241,10 @@ def test_what_would_be_treated_twice_or_begin_to_train_is_refused():
     for method in ("muon", "upgd", create("plasticity_injection", head="1")):
         with pytest.raises(UserError, match="would train 0"):
             attach(method, net, torch.optim.SGD(net[1].parameters()))
+    with pytest.raises(UserError, match="f made 1"), observe(net, action="", method="f"):
+        net[1].weight = nn.Parameter(net[1].weight / 2)
+    with pytest.raises(UserError, match=r"adam_betas=0\.9 must be two numbers"):
+        create("muon", adam_betas=0.9)
     with pytest.raises(UserError, match="lacks the weights of net 'net'"):
         attach("none", net, initial={"model": net.state_dict()})
 

@@ -189,8 +189,7 @@ def test_snr_over_eight_steps_by_hand():
         if step == 3:
             assert memory["tau"].tolist() == [1, 1, 1]
     # the silent unit goes at the first update, then at every step until its own record (1, 1, 1, 4) doubles tau
-    assert reset == [[], [], [], [1], [1, 2], [1], [1, 2], []]
-    assert memory["tau"].tolist() == [1, 2, 2]
+    assert reset == [[], [], [], [1], [1, 2], [1], [1, 2], []] and memory["tau"].tolist() == [1, 2, 2]
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch below 2.9")

@@ -166,8 +166,7 @@ def test_several_networks_with_a_follower():
     result = short(methods, (nets, optimizers, starts), step=update, **how)
     assert first[::12] == [False, True, False] * 2  # only fire treats, and the target follows
     same([net.state_dict() for net in nets.values()], before)
-    assert result.gains("l2_init")[:, -1].all()
-    assert "training loss, lower is better" in str(result)
+    assert result.gains("l2_init")[:, -1].all() and "training loss, lower is better" in str(result)
 
 
 FROM_THE_START = ["full_reset", "shrink_perturb", "l2_init", "nap", create("fire", reset="linear")]

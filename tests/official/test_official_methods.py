@@ -378,8 +378,7 @@ def test_snr_at_its_first_step(kind, fidelity):
         method.recorders["net"].values[layer.name] = fired.expand(case["buffer"], -1)
     method.after_step(state)
     masked = {name: rows for name, rows in case["masked"].items() if rows and name != case["layers"][-1]}
-    assert recycled(method.recycle) == masked
-    assert rows_changed(model, before) == case["rows_changed"]
+    assert recycled(method.recycle) == masked and rows_changed(model, before) == case["rows_changed"]
     assert steps_of(adam, model) == case["adam_step_after"]
     assert all((adam.state[p]["exp_avg"] == 0.5).all() for p in model.parameters())
 

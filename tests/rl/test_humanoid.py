@@ -57,8 +57,7 @@ def test_sizes_mass_servos_and_joints(geometry):
 @needs_meshes
 def test_the_mesh_variant_has_the_geoms_of_the_benchmark():
     model = HumanoidEnv("h1-walk", "mesh").model
-    assert (model.ngeom, model.nbody) == (42, 23)
-    assert int((model.geom_contype == 1).sum()) == 21
+    assert (model.ngeom, model.nbody) == (42, 23) and int((model.geom_contype == 1).sum()) == 21
     # MuJoCo moves a mesh to its centre of mass: published positions of the original meshes.
     hip, torso = [0.0121510248, -0.019641247, -0.130537205], [0.0155639997, 2.52963677e-06, 0.389509768]
     for name, centre in (("left_hip_pitch_link", hip), ("torso_link", torso)):
@@ -145,8 +144,7 @@ def test_episodes_under_a_seed_repeat_and_the_time_limit_truncates():
     )
     assert truncated and len(rewards) == 12 and np.array_equal(once, again)
     noise = once[0][:26] - TASKS["h1-run"].start
-    assert (np.abs(noise) <= 0.01).all() and (noise != 0).all()
-    assert (once[0][26:] == 0).all()
+    assert (np.abs(noise) <= 0.01).all() and (noise != 0).all() and (once[0][26:] == 0).all()
 
 
 @needs_meshes
