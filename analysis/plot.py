@@ -47,12 +47,6 @@ def premise_text(part: Results) -> str:
     return f"{told}: {measured.mean:.2f} × random (at least {measured.low:.2f})"
 
 
-def draw_premise(axis: Axes, part: Results) -> None:
-    style = {"va": "top", "color": "#6F6F6F", "fontsize": 6.5, "zorder": 5, "transform": axis.transAxes}
-    if text := premise_text(part):
-        axis.text(0.02, 0.98, text, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5}, **style)
-
-
 def pale(colour: str) -> tuple[float, ...]:
     return tuple(0.7 * part + 0.3 for part in to_rgb(colour))
 

@@ -148,7 +148,8 @@ class Attached:
         report = self.acting.boundary(state)
         report.method = self.method.name
         if report.changed:
-            state.copy_followers()
+            for target, source in state.followers:
+                target.load_state_dict(source.state_dict())
         changed = [*([] if renews else report.parameters), *(also() if also else ())]
         policy = self.acting.optimizer_state or self.optimizer_state
         reset_optimizer_state(state.optimizers, policy, changed)

@@ -38,11 +38,6 @@ class State:
     phase: int = 0
     compiled: bool = False
 
-    def copy_followers(self) -> None:
-        """Copy each source's parameters and buffers into its follower, as a target network needs after a boundary."""
-        for follower, source in self.followers:
-            follower.load_state_dict(source.state_dict())
-
 
 def snapshot(nets: Mapping[str, nn.Module]) -> dict[str, dict[str, Tensor]]:
     """Return a CPU copy of every net's parameters and buffers, net name -> state dict, for `State.initial`."""

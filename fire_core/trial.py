@@ -180,11 +180,11 @@ class TrialResult:
             return f"trial: stopped after {self.repeats} complete repeats; two are needed to compare methods"
         what = "score, higher is better" if self.higher_is_better else "training loss, lower is better"
         spread = np.std([scores[-1] for scores in self.scores["none"][: self.repeats]], ddof=1)
-        lines = [
-            columns(self.rows()),
-            f"{self.repeats} repeats of {self.steps} steps{', stopped early' * self.stopped}; {what}; a gain is positive.",
-            f"none varies by {spread:.2g} between repeats; a gain of {self.margin():.2g} would have been seen.",
-        ]
+        made = f"{self.repeats} repeats of {self.steps} steps{', stopped early' * self.stopped}; {what}; a gain is positive."
+        varies = "Without a treatment, training diverged."
+        if np.isfinite(spread):
+            varies = f"none varies by {spread:.2g} between repeats; a gain of {self.margin():.2g} would have been seen."
+        lines = [columns(self.rows()), made, varies]
         if "full_reset" in self.scores:
             lost = self.gains("full_reset")[:, -1].mean()
             lines.append(f"A full reset ends {abs(lost):.2g} {'ahead of' if lost > 0 else 'behind'} none.")

@@ -51,7 +51,8 @@ def compose(domain: Domain, overrides: list[str]) -> DictConfig:
             group, _, name = missing.rpartition("/")
             group, near = group if group[:3] != "at/" else "size", did_you_mean(name, error.options or ())
             raise UserError(f"{group}={name} does not exist{near}") from error
-        raise UserError(f"cannot compose the config: {first_line(error)}") from error
+        other = " The chosen method has no such setting." * ("override 'method." in str(error))
+        raise UserError(f"cannot compose the config: {first_line(error)}{other}") from error
 
 
 def search_path(domain: Domain) -> list[str]:
@@ -120,6 +121,15 @@ def resolve(domain: Domain, cfg: DictConfig) -> DictConfig:
         raise UserError(f"the config cannot be resolved: {first_line(error)}") from error
     if (owner := composed["domain"]) != domain.name:
         raise UserError(f"experiment={experiment} belongs to {owner}, this script trains {domain.name}")
+    if isinstance(composed["experiment"], dict):
+        raise UserError(f"{file_of('experiment', experiment)} needs the first line # @package _global_")
+    shared = {path for names in read_yaml(CONF / "tuned.yaml").values() for path in names.values()}
+    for name, values in composed.get("tuned", {}).items():
+        if name not in {*shared, "trigger", "variants"}:
+            try:
+                create(name, **(values if isinstance(values, dict) else {name: values}))
+            except UserError as error:  # for a wrong name, whose value no method would read
+                raise UserError(f"experiment={experiment}: tuned.{name}={values}: {error}") from error
     settings = {key: value for key, value in composed.items() if key not in TABLES}
     minutes = (composed.get("minutes") or {}).get(composed["size"])
     checked = check(domain, settings | {"experiment": experiment, "minutes": minutes})
@@ -134,9 +144,8 @@ def resolve(domain: Domain, cfg: DictConfig) -> DictConfig:
 
 def options(group: str) -> list[str]:
     """Return the names that can be chosen from a group: its files, without .yaml, and all methods."""
-    if group == "method":
-        return sorted(available())
-    return sorted({path.stem for folder in FOLDERS for path in (folder / group).glob("*.yaml")})
+    files = {path.stem for folder in FOLDERS for path in (folder / group).glob("*.yaml")}
+    return sorted(available() if group == "method" else files)
 
 
 def file_of(group: str, option: str) -> Path:

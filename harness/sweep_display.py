@@ -16,10 +16,11 @@ from pathlib import Path
 
 from fire_core.errors import UserError, printable
 from harness.runs.folders import place_of, read_json, read_meta, read_text, state_of
+from harness.runs.machine import describe
 from harness.runs.metrics import METRICS
 from harness.runs.stack import member
 
-LOG = "log.txt"
+LOG, ENDS = "log.txt", ("DONE", "FAILED")
 LOOK_SECONDS = 0.5  # between two looks at the folders
 QUIET_SECONDS = 60.0  # between two lines of progress where there is no terminal
 SHOWN_RUNNING = 3  # runs whose progress is shown
@@ -33,7 +34,7 @@ class Display:
         several = len({folder.parents[1] for folder in folders}) > 1
         name = "{experiment} {size} {label} seed {seed}" if several else "{label} seed {seed}"
         self.names = {folder: name.format(**place_of(folder)) for folder in folders}
-        self.before = {folder: _mark(folder) for folder in self.names}
+        self.before = {folder: _time(folder, *ENDS) for folder in self.names}
         self.state = {folder: "done" if (folder / "DONE").exists() else "waiting" for folder in self.names}
         self.minutes: list[float] = []  # of the runs that ended
         self.most_running = 1
@@ -43,8 +44,11 @@ class Display:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Display:
-        if finished := self.count("done"):
-            print(f"{finished} of {len(self.names)} runs are finished already", flush=True)
+        if done := [folder for folder, state in self.state.items() if state == "done"]:
+            here = describe()
+            older = [f for f in done if here["dirty"] or read_meta(f).get("commit") != here["commit"]]
+            note = f"; the files here differ from the code of {len(older)} of them" * bool(older)
+            print(f"{len(done)} of {len(self.names)} runs are finished already{note}", flush=True)
         self._thread.start()
         return self
 
@@ -62,14 +66,14 @@ class Display:
     def look(self) -> None:
         """Read the folders, and print a line for each run that has ended since the last look."""
         for folder, name in self.names.items():
-            state, mark = state_of(folder) if folder.is_dir() else "waiting", _mark(folder)
+            state, mark = state_of(folder) if folder.is_dir() else "waiting", _time(folder, *ENDS)
             if mark == self.before[folder] is not None:
                 continue  # no news; a run that failed before the sweep is about to start again
             self.state[folder] = "waiting" if state == "unfinished" else state
             if state not in ("done", "failed") or mark is None:  # which starts again at this moment
                 continue
             self.before[folder] = mark
-            self.minutes.append(_minutes(folder))
+            self.minutes.append(max(0, mark - (_time(folder, "meta.json") or mark)) / 6e10)
             if state == "failed":
                 first = (read_text(folder / "FAILED").strip().splitlines() or ["no message"])[0]
                 self._show(f"failed: {name}: {first} ({folder / LOG})")
@@ -139,19 +143,12 @@ def output_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def _mark(folder: Path) -> int | None:
-    """Return when a run was marked as done or failed, in nanoseconds; None if it is not."""
-    for name in ("DONE", "FAILED"):
+def _time(folder: Path, *names: str) -> int | None:
+    """Return when the first of these files was written, in nanoseconds; None if there is none of them."""
+    for name in names:
         with suppress(OSError):
             return (folder / name).stat().st_mtime_ns
     return None
-
-
-def _minutes(folder: Path) -> float:
-    """Return the minutes from the start of the process that ended a run to its end."""
-    with suppress(OSError):
-        return max(0.0, ((_mark(folder) or 0) / 1e9 - (folder / "meta.json").stat().st_mtime) / 60)
-    return 0.0
 
 
 def _duration(minutes: float) -> str:

@@ -111,8 +111,9 @@ def draw_panel(axis: Axes, part: Results, interest: Sequence[str], sized: bool =
         plot.fit_limits(axis, drawn, late, [*levels.values(), *ended] if warm else ())
     for place in marks:
         axis.axvline(place, color="#C8C8C8", linewidth=0.7, zorder=1)
-    if first["figure"] or agent:
-        plot.draw_premise(axis, part)
+    if (first["figure"] or agent) and (text := plot.premise_text(part)):
+        style = {"va": "top", "color": "#6F6F6F", "fontsize": 6.5, "zorder": 5, "transform": axis.transAxes}
+        axis.text(0.02, 0.98, text, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5}, **style)
     if images:
         ticks = sorted({int(x) for x in drawn["x"].unique()})
         axis.set_xticks(ticks[:: max(1, drawn["x"].nunique() // 5)])

@@ -105,17 +105,20 @@ def test_a_fifth_domain_runs_resumes_sweeps_and_is_in_a_table(tmp_path):
         "train.py": TRAIN,
         "conf/toy.yaml": SCRIPT_CONFIG,
         "conf/experiment/two_phases.yaml": EXPERIMENT,
+        "conf/experiment/misspelt.yaml": EXPERIMENT + "tuned: {frie: {strength: 0.5}}",
+        "conf/experiment/bare.yaml": EXPERIMENT.replace("@package _global_", ""),
         "conf/noise/more_noise.yaml": "{name: more_noise, points: 40}",
     }
     for name, text in files.items():
         (toy / name).parent.mkdir(parents=True, exist_ok=True)
         (toy / name).write_text(text.lstrip())
     script = Script(str(toy / "train.py"), "harness.launch", "torch._dynamo")
-
     text = script.run(["--help", "all"])
     assert "steps of each of the two phases" in text and "noise: more_noise" in text
     assert "shrink_perturb " in text and "cbp " not in text
     assert "method=cbp does not run in toy: it is a toy" in script.run(["method=cbp"], expect=(2,))
+    assert "did you mean 'fire'?" in script.run(["experiment=misspelt"], expect=(2,))
+    assert "bare.yaml needs the first line #" in script.run(["experiment=bare"], expect=(2,))
 
     script.run([f"run.root={whole}"])
     for step in (10, 30):
