@@ -167,7 +167,8 @@ def load(root: str | Path = "runs", patterns: Sequence[str] = ("*",), size: str 
             row = _describe(path)
             done = row["status"] == "done"
             own, torn = _logged(path / "metrics.jsonl") if done else (pd.DataFrame(), 0)
-            found = [_report(report) for report in folders.read_boundaries(path)] if done else []
+            files = map(folders.read_json, path.glob("boundary_*.json") if done else [])
+            found = [*map(_report, sorted(filter(None, files), key=lambda one: one.get("phase", 0)))]
         except UNREADABLE as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             problems.append(f"{path}: cannot be read ({reason[:200]})")

@@ -35,7 +35,7 @@ from harness import stop, sweep_display
 from harness.config import FOLDERS, compose, resolve, search_path
 from harness.device import check_machine, keep_freed_memory, pick_device
 from harness.manual import about, manual
-from harness.naming import changes, identity, named_folder, own_folder
+from harness.naming import changes, identity, named_folder, numbers_only, own_folder
 from harness.overrides import check_overrides, check_sweep
 from harness.pool import Pool
 from harness.runs import Run
@@ -109,6 +109,9 @@ def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], N
     runs = check_sweep(domain, overrides)
     configs = [cfg for _, cfg in runs]
     folders = [own_folder(domain, cfg, typed) for typed, cfg in runs]
+    if len(set(folders)) < len({fingerprint(numbers_only(domain, cfg)) for cfg in configs}):
+        wrong = "two runs would have one folder, since data.folder is not part of its name"
+        raise UserError(f"{wrong}: start them one after the other")
     stop.raise_interrupt()
     stop.name_driver()
     here = not any(text.startswith("hydra/launcher=") for text in overrides)
@@ -119,8 +122,7 @@ def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], N
         print(f"{name}: {about(name)}")
     told = f", {at_a_time} at a time" if here else ""
     told += f", each at most {max(minutes):g} min on a CPU" if all(minutes) else ""
-    told += f"; {sweep_display.LOG} in the folder of a run has its output"
-    print(f"sweep of {len(runs)} runs{told}", flush=True)
+    print(f"sweep of {len(runs)} runs{told}; output: {sweep_display.LOG} in the runs' folders", flush=True)
     with sweep_display.Display(folders, domain.results) as display:
         if here:
             with Pool(jobs, job.modules()) as Job.pool:

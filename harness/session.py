@@ -129,8 +129,7 @@ class Session:
             part.load_state_dict(saved["kept"][name])
         if self.world.is_leader:
             torch.set_rng_state(saved["random"])
-        if saved["random_cuda"] and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(saved["random_cuda"])
+            torch.cuda.set_rng_state_all(saved["random_cuda"][: torch.cuda.device_count()])
 
     def intervene(
         self, phase: int, measure: Measure, test: Measure = dict, also: Parameters | None = None

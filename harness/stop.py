@@ -98,8 +98,9 @@ class StopRequest:
     all: ClassVar[WeakSet[StopRequest]] = WeakSet()  # of this process
 
     def __init__(self) -> None:
+        member = threading.current_thread() is not threading.main_thread()  # which may begin after the signal
+        self.name: str | None = next((each.name for each in self.all if member and each.name), None)
         self.all.add(self)
-        self.name: str | None = None
         self.urgent = False
         self._before: dict[int, Any] = {}
 

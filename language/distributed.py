@@ -9,6 +9,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -38,7 +39,8 @@ class World:
             if self.device.type == "cuda":
                 self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
                 torch.cuda.set_device(self.device)
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            waits = timedelta(days=30)  # for a shared first phase that another job trains
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=waits)
 
     def check(self, method: Method) -> None:
         """Raise UserError for a method by which the copies of the network in several processes would diverge."""

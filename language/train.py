@@ -100,7 +100,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ training
     with session:
         if session.forked and at["phase"] == 0:
-            at |= {"phase": 1, "iteration": 0}
+            at |= {"phase": 1, "iteration": 0} | new_sum
         for phase in plans[at["phase"] :]:
             at["phase"] = phase.index
             if at["iteration"] == 0 and (phase.index == 0 or session.trigger.rule is not None):
@@ -158,12 +158,12 @@ def train_in(world: World, cfg: DictConfig) -> None:
                         at["best"] = at["results"]["val_loss_a"]
                         session.save("best")
                 if at["iteration"] in phase.save_at:
-                    session.save(str(at["iteration"]))
+                    session.save(f"{'phase_2_' * phase.index}{at['iteration']}")
                 session.save_if_due()
             session.say(f"{phase.name}, {phase.stop_at} iterations: {brief(at['results'])}")
             if phase.index == 0:
                 session.leave_trunk()
-                at |= {"phase": 1, "iteration": 0}
+                at |= {"phase": 1, "iteration": 0} | new_sum
                 if fork is not None:
                     session.save()
         results = {"fork": str(cfg.boundary.fork), **at["results"]}

@@ -1,9 +1,7 @@
 """A pretended GPU: tensors that claim another device and hold their values on the CPU.
-
 Inside `pretended_gpu()`, operations that mix devices raise as on CUDA, as does a CPU generator for a tensor of the GPU.
 Reads by the host, which make a GPU wait, and operations, which are launches there, are counted. The claimed device is
-"meta", a name that every build of PyTorch accepts. Kernels, memory, streams and torch.compile are not pretended.
-"""
+"meta", a name that every build of PyTorch accepts. Kernels, memory, streams and torch.compile are not pretended."""
 
 from __future__ import annotations
 

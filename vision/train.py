@@ -40,7 +40,7 @@ def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ data and network
     # at: where the run stands, saved in checkpoints; it has phase and step
     at, device = session.at, session.device
-    at |= {"epochs": 0, "batch": 0, "loss_sum": torch.zeros((), device=device)}
+    at |= {"epochs": 0, "batch": 0, "loss_sum": torch.zeros((), device=device), "results": {}}
     curriculum = Curriculum(cfg, device, at)
     net = new_net(cfg, curriculum.images, device)
     compiled = torch.compile(net, dynamic=False) if cfg.compile else net
@@ -56,7 +56,6 @@ def train(cfg: DictConfig) -> None:
 
     # ------------------------------------------------------------------------------------------ training
     with session:  # loads the latest checkpoint, if there is one
-        results: dict[str, float] = {}
         bar = session.progress(len(curriculum.schedule), at["epochs"], "epoch")
         for phase, epoch, last, tested in curriculum.schedule[at["epochs"] :]:
             net.train(cfg.mode_at_boundary == "train")  # for methods that use the net as they find it
@@ -93,16 +92,16 @@ def train(cfg: DictConfig) -> None:
                 if tested:
                     row |= evaluate(net, curriculum, train=last)
             row |= measured
-            results |= row
+            at["results"] |= row
             session.log(epoch=epoch + 1, step=at["step"], **row)
             at |= {"epochs": at["epochs"] + 1, "batch": 0, "loss_sum": torch.zeros_like(at["loss_sum"])}
             bar.update()
-            bar.set_postfix_str(f"phase {phase.index}, {brief(results)}")
+            bar.set_postfix_str(f"phase {phase.index}, {brief(at['results'])}")
             if last:
-                session.say(f"{phase}, epoch {epoch + 1}: {brief(results)}")
+                session.say(f"{phase}, epoch {epoch + 1}: {brief(at['results'])}")
             if last and phase.index == 0:
                 session.leave_trunk()  # which runs with other methods start from
-        session.finish({"net": net}, results, brief(results))
+        session.finish({"net": net}, at["results"], brief(at["results"]))
 
 
 if __name__ == "__main__":

@@ -38,8 +38,9 @@ def place_of(path: Path) -> dict[str, Any]:
 
 def free_folder(path: Path, identity: str) -> Path:
     """Return the folder of a run or, if it belongs to another config, one whose label ends in `identity`."""
-    free = identity_of(path) in (None, identity)
-    return path if free else path.parents[1] / f"{path.parent.name}-{identity[:8]}" / path.name
+    taken = read_meta(path).get("identity") or ((config := read_config(path)) and fingerprint(config))
+    renamed = path.parents[1] / f"{path.parent.name}-{identity[:8]}" / path.name
+    return path if not taken or taken == identity else renamed
 
 
 def state_of(path: Path) -> str:
@@ -98,13 +99,6 @@ def read_meta(path: Path) -> dict[str, Any]:
     """Return the content of meta.json of a run or trunk, {} if it is missing or damaged."""
     found = read_json(path / "meta.json")
     return found if isinstance(found, dict) else {}
-
-
-def identity_of(path: Path) -> str | None:
-    """Return the identity of the run in a folder, from meta.json, else from its settings; None if it has neither."""
-    if identity := read_meta(path).get("identity"):
-        return identity
-    return fingerprint(config) if (config := read_config(path)) else None
 
 
 def content(path: Path) -> bytes:
@@ -195,9 +189,3 @@ def read_config(path: str | Path) -> dict[str, Any]:
         wrong = f"{file} cannot be read ({' '.join(str(error).split())[:200]})"
         raise UserError(f"{wrong}: delete the run's folder to run it again") from error
     return found
-
-
-def read_boundaries(path: str | Path) -> list[dict[str, Any]]:
-    """Return the boundary reports of a run in order of phase."""
-    reports = filter(None, map(read_json, Path(path).glob("boundary_*.json")))
-    return sorted(reports, key=lambda report: report.get("phase", 0))

@@ -89,10 +89,10 @@ class Run:
 
     def _start(self) -> None:
         """Mark the folder as that of a run that is being trained. Raises if another process has meanwhile used it."""
-        if state_of(self.folder) == "done":
-            raise FinishedElsewhere(f"finished by another process: {self.folder}")
         if read_meta(self.folder).get("identity") not in (None, self.identity):
             raise UserError(f"another config has taken {self.folder} meanwhile: run the same command again")
+        if state_of(self.folder) == "done":
+            raise FinishedElsewhere(f"finished by another process: {self.folder}")
         try:
             remove_torn(self.folder)
             (self.folder / "FAILED").unlink(missing_ok=True)

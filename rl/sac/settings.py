@@ -75,7 +75,6 @@ DOMAIN = Domain(
     # One update passes through the networks several times, so there is no one loss and no one set of activations.
     gives=frozenset({"gradients", "batches", "initial"}),
     refuses={
-        "redo": "it finds no units in the critics, whose layers are stacked",
         "fire_all": "fire does the same here",
         "fire_muon": "it is for supervised training",
     },

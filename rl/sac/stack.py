@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from harness.runs.stack import meet, member
 from rl.replay import Batch
@@ -38,14 +39,16 @@ def compute(stage: int, requests: Sequence[tuple[Any, ...]]) -> list[Pass]:
         groups.setdefault((learner.compile, *shapes), []).append(place)
     answers: dict[int, Pass] = {}
     for key, places in groups.items():
+        passes, learners, batches, noises = zip(*(requests[place] for place in places))
         if len(places) == 1:
-            alone, *arguments = requests[places[0]]
-            answers[places[0]] = alone(*arguments)
-            continue
-        _, learners, batches, noises = zip(*(requests[place] for place in places))
-        if key not in STACKS or not STACKS[key].holds(learners):
-            STACKS[key] = Stack(learners)
-        answers |= zip(places, STACKS[key].passes(stage, batches, noises))
+            found = [passes[0](learners[0], batches[0], noises[0])]
+        else:
+            if key not in STACKS or not STACKS[key].holds(learners):
+                STACKS[key] = Stack(learners)
+            found = STACKS[key].passes(stage, batches, noises)
+        if len(groups) > 1:  # on a GPU, the graph of the next group may overwrite it
+            found = tree_map_only(Tensor, Tensor.clone, found)
+        answers |= zip(places, found)
     return [answers[place] for place in range(len(requests))]
 
 

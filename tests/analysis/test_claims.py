@@ -10,8 +10,7 @@ from analysis import claims, measures, plot, stats, tables
 from analysis.runs import load, load_exported
 from analysis.tables import Material
 
-CELL = "fig2a_cifar10_resnet18"
-METHODS = ("none", "shrink_perturb", "full_reset", "fire")
+CELL, METHODS = "fig2a_cifar10_resnet18", ("none", "shrink_perturb", "full_reset", "fire")
 EXPLORED = {"none": 0.3, "shrink_perturb": 0.35, "full_reset": 0.4, "fire": 0.5}
 
 

@@ -1,8 +1,6 @@
 """One run that is stopped again and again at random moments ends in the bytes of a run that was never disturbed.
-
 The moments come from a seeded generator: after so many steps, and then some processor time into the next ones. Every third
-stop is a SIGTERM, which saves; the others end the process on the spot, wherever it is.
-"""
+stop is a SIGTERM, which saves; the others end the process on the spot, wherever it is."""
 
 import random
 import signal

@@ -48,12 +48,13 @@ def test_phase_2_starts_from_the_named_fork_and_phase_1_is_trained_once(tmp_path
 
 def test_without_a_trunk_a_run_that_forked_early_is_gone_on_with(tmp_path, fixed):
     changes = [*fixed, "method=none", "phase_1.save_at=[3]", "boundary.fork=3"]
-    changes += ["run.trunk=false", "run.checkpoint_steps=1"]
+    changes += ["run.trunk=false", "run.checkpoint_steps=1", "phase_2.save_at=[3]"]
     SCRIPT.train(tmp_path / "whole", *changes)
     for step in (7, 5):  # in phase 1, whose steps are 1 to 12; from there on in phase 2, 3 to 11
         SCRIPT.train(tmp_path / "killed", *changes, before=killed(f"step == {step}"), expect=9)
     output = SCRIPT.train(tmp_path / "killed", *changes)
     assert "resuming from" in output and "step_000000000005.pt" in output
+    assert {"3", "phase_2_3"} <= {path.stem for path in (tmp_path / "killed").rglob("*.pt")}
     found = metrics_of(tmp_path / "killed")
     assert found == metrics_of(tmp_path / "whole") and found[-1]["step"] == 11
 

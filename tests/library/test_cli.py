@@ -1,8 +1,7 @@
 """inspect, apply and targets on files: the same numbers as in memory, and nothing treated that a file does not show.
 
 Of files that are damaged, crafted or odd: one clear line or the right numbers, never a traceback or a leak. In folders as
-transformers writes them, the architecture in config.json decides the targets.
-"""
+transformers writes them, the architecture in config.json decides the targets."""
 
 import json
 import os
@@ -185,10 +184,8 @@ BODY = {"up.weight": (64, D), "down.weight": (D, 64), "q.weight": (D, D)}
 
 @pytest.mark.parametrize("name", TABLES)
 def test_what_may_be_a_table_stays_out_of_a_bare_file(tmp_path: Path, name: str) -> None:
-    """By its name, or because it has as many rows as the output layer, as `encoder` of torch's language model has.
-
-    What GPT-2 stores transposed stays out, too.
-    """
+    """By its name, or because it has as many rows as the output layer, as `encoder` of torch's language model has. What
+    GPT-2 stores transposed stays out, too."""
     shapes = {"user_factors": (20 * D, D), "vq.codebooks": (2, V, D), "relative_attention_bias": (D, D)}
     shape = shapes.get(name, (V, D))
     shapes = {f"{name}.weight": shape, **BODY, "decoder.weight": (V, D), "decoder.bias": (V,)}

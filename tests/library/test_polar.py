@@ -80,10 +80,8 @@ def test_quintic_is_the_formula_of_muon() -> None:
 
 
 def test_the_completion_is_the_nearest_to_the_identity() -> None:
-    """Between the null spaces, it is the polar factor of what the identity has there (Procrustes).
-
-    Of W = e1 e2^T that is zero between them, e2 -> e1, so the second reference decides.
-    """
+    """Between the null spaces, it is the polar factor of what the identity has there (Procrustes). Of W = e1 e2^T that is
+    zero between them, e2 -> e1, so the second reference decides."""
     matrix = gaussian(20, 5) @ gaussian(5, 12, seed=1)
     left, _, right = torch.linalg.svd(matrix.double(), full_matrices=True)
     between = oracle(left[:, 5:].mT @ torch.eye(20, 12, dtype=torch.float64) @ right[5:].mT)

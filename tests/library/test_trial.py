@@ -1,9 +1,7 @@
 """Paired trials of methods on copies of a network: fire_core/trial.py.
 
-What should win on planted faults was written down before any trial was run (docs/how-to/try_before_you_treat.md): redo or
-full_reset where half of the units are dead, fire or full_reset where the rank is gone, rescale where all weights are ten
-times too large, clear where Adam's second moments are, and none in at least 95 % of the trials where nothing is wrong.
-Of stale moments that holds with optimizer_state="keep": otherwise every method clears them, too.
+What should win on planted faults was written down before any trial was run (docs/how-to/try_before_you_treat.md). Stale
+moments are found with optimizer_state="keep": otherwise every method clears them.
 """
 
 import gc

@@ -24,8 +24,7 @@ from vision.official.cbp import columns_of, linked_layers, mean_outgoing
 from vision.official.resets import magnitude, scores
 from vision.official.watched_units import OutputRecorder, chain, last_rows, watched_layers
 
-LAYERS = json.loads((METHODS / "layers.json").read_text())
-MOMENTS = ("exp_avg", "exp_avg_sq")
+LAYERS, MOMENTS = json.loads((METHODS / "layers.json").read_text()), ("exp_avg", "exp_avg_sq")
 KINDS, CELLS = pytest.mark.parametrize("kind", ["conv", "vit"]), pytest.mark.parametrize("cell", NETS)
 
 

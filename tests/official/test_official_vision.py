@@ -1,7 +1,5 @@
 """Every cell of Figure 2 at size=paper is the official experiment: nets, data, schedules, boundaries, optimizers, tests.
-
-The numbers in `tests/official/` were recorded from the authors' code; its README says how.
-"""
+The numbers in `tests/official/` were recorded from the authors' code; its README says how."""
 
 import csv
 import gzip

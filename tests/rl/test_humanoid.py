@@ -149,10 +149,8 @@ def test_episodes_under_a_seed_repeat_and_the_time_limit_truncates():
 
 @needs_meshes
 def test_parity_with_the_benchmarks_model_under_random_actions():
-    """Steps until the fall and mean return of six episodes, as measured on the benchmark's own model with this foot.
-
-    Falls are chaotic: one episode may part from the reference before it ends, five follow it to the step.
-    """
+    """Steps until the fall and mean return of six episodes, as measured on the benchmark's own model with this foot. Falls
+    are chaotic: one episode may part from the reference before it ends, five follow it to the step."""
     published, env = [33, 38, 69, 26, 51, 73], gymnasium.make("h1-walk-v0")
     # the environment's own generator goes on after the reset's noise
     act = lambda _: env.unwrapped.np_random.uniform(-1, 1, 19)  # noqa: E731

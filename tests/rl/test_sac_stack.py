@@ -19,6 +19,7 @@ import rl.sac.stack
 import rl.sac.update
 from fire_core.errors import UserError
 from harness.runs.stack import pause, take_turns
+from harness.stop import StopRequest
 from rl.captured import captured
 from rl.sac.env import Task
 from rl.sac.worker import InWorker
@@ -96,7 +97,14 @@ def test_a_stack_is_killed_stops_resumes_and_has_the_folders_of_single_runs(tmp_
         assert f"method={name.parts[2].split('-')[0]} | seed={name.parts[3][-1]}" in log
         ours, theirs = (torch.load(root / name, weights_only=True)["actor"] for root in (stack, single))
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+        assert (stack / name).stat().st_size < 1.1 * (single / name).stat().st_size  # without the other run's
     assert all(len(steps) == 2 for steps in resumed) and len({first for first, _ in resumed}) > 1
+
+
+def test_a_signal_that_comes_before_a_run_of_a_stack_begins_stops_it_too():
+    found = []
+    take_turns([lambda: signal.raise_signal(15) or 0, lambda: found.append(StopRequest().name) or 0])
+    assert found == ["SIGTERM"]
 
 
 def test_workers_leave_every_byte_of_a_run_that_is_killed(tmp_path):

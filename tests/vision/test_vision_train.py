@@ -35,6 +35,13 @@ def test_with_replay_old_and_new_classes_are_logged_apart(tmp_path):
         assert [key in line for line in lines] == ["act" in line for line in lines]
 
 
+def test_a_run_of_one_phase_that_another_has_trained_has_its_results(tmp_path):
+    for method in ("none", "fire"):
+        SCRIPT.train(tmp_path, "experiment=random_label", "protocol.tasks=1", f"method={method}")
+    none, fire = (path.read_text() for path in tmp_path.rglob("summary.json"))
+    assert none == fire and "train_accuracy" in fire
+
+
 def test_the_pass_for_new_statistics_leaves_the_net_as_it_was():
     """An image is 10 or 14, and its class is told by the sign after batch norm: by the old mean, 0, both are of class 1."""
     frozen = nn.BatchNorm1d(2).eval()
@@ -57,6 +64,7 @@ def test_the_pass_for_new_statistics_leaves_the_net_as_it_was():
     [
         (["protocol.epochs=[1,1,1]"], "protocol.epochs=[1, 1, 1]: give one number, or 2 of them"),
         (["device=cuda:99"], "device='cuda:99' cannot be used"),
+        (["-m", "data=image_folder", "data.folder=a,b"], "two runs would have one folder"),
         (["x\x1b[2J=3"], r"x\x1b[2J=3"),
         (["model=timm", "model.name=torch:x"], "model 'torch:x' is unknown"),
     ],
