@@ -181,7 +181,7 @@ class TrialResult:
         what = "score, higher is better" if self.higher_is_better else "training loss, lower is better"
         spread = np.std([scores[-1] for scores in self.scores["none"][: self.repeats]], ddof=1)
         made = f"{self.repeats} repeats of {self.steps} steps{', stopped early' * self.stopped}; {what}; a gain is positive."
-        varies = "Without a treatment, training diverged."
+        varies = "In at least one repeat, training without a treatment diverged."
         if np.isfinite(spread):
             varies = f"none varies by {spread:.2g} between repeats; a gain of {self.margin():.2g} would have been seen."
         lines = [columns(self.rows()), made, varies]

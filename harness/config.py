@@ -124,11 +124,11 @@ def resolve(domain: Domain, cfg: DictConfig) -> DictConfig:
     if isinstance(composed["experiment"], dict):
         raise UserError(f"{file_of('experiment', experiment)} needs the first line # @package _global_")
     shared = {path for names in read_yaml(CONF / "tuned.yaml").values() for path in names.values()}
-    for name, values in composed.get("tuned", {}).items():
+    for name, values in (composed.get("tuned") or {}).items():
         if name not in {*shared, "trigger", "variants"}:
             try:
                 create(name, **(values if isinstance(values, dict) else {name: values}))
-            except UserError as error:  # for a wrong name, whose value no method would read
+            except (UserError, TypeError) as error:  # for a wrong name, whose value no method would read
                 raise UserError(f"experiment={experiment}: tuned.{name}={values}: {error}") from error
     settings = {key: value for key, value in composed.items() if key not in TABLES}
     minutes = (composed.get("minutes") or {}).get(composed["size"])

@@ -110,7 +110,7 @@ def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], N
     configs = [cfg for _, cfg in runs]
     folders = [own_folder(domain, cfg, typed) for typed, cfg in runs]
     if len(set(folders)) < len({fingerprint(numbers_only(domain, cfg)) for cfg in configs}):
-        wrong = "two runs would have one folder, since data.folder is not part of its name"
+        wrong = "two runs of this sweep would have one folder, whose name leaves out folders of data"
         raise UserError(f"{wrong}: start them one after the other")
     stop.raise_interrupt()
     stop.name_driver()

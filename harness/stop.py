@@ -98,9 +98,11 @@ class StopRequest:
     all: ClassVar[WeakSet[StopRequest]] = WeakSet()  # of this process
 
     def __init__(self) -> None:
-        member = threading.current_thread() is not threading.main_thread()  # which may begin after the signal
-        self.name: str | None = next((each.name for each in self.all if member and each.name), None)
+        self.name: str | None = None
         self.all.add(self)
+        member = threading.current_thread() is not threading.main_thread()  # which may begin after the signal
+        if name := next((each.name for each in self.all if member and each.name), None):
+            self.name = name
         self.urgent = False
         self._before: dict[int, Any] = {}
 

@@ -45,9 +45,9 @@ class Display:
 
     def __enter__(self) -> Display:
         if done := [folder for folder, state in self.state.items() if state == "done"]:
-            here = describe()
-            older = [f for f in done if here["dirty"] or read_meta(f).get("commit") != here["commit"]]
-            note = f"; the files here differ from the code of {len(older)} of them" * bool(older)
+            here, metas = describe(), [read_meta(folder) for folder in done]
+            older = [m for m in metas if here["dirty"] or m.get("dirty") or m.get("commit") != here["commit"]]
+            note = f"; the files here may differ from the code of {len(older)} of them" * bool(older)
             print(f"{len(done)} of {len(self.names)} runs are finished already{note}", flush=True)
         self._thread.start()
         return self

@@ -39,8 +39,8 @@ class World:
             if self.device.type == "cuda":
                 self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
                 torch.cuda.set_device(self.device)
-            waits = timedelta(days=30)  # for a shared first phase that another job trains
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=waits)
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            self._patient = dist.new_group(backend="gloo", timeout=timedelta(days=30))  # for long waits
 
     def check(self, method: Method) -> None:
         """Raise UserError for a method by which the copies of the network in several processes would diverge."""
@@ -85,7 +85,7 @@ class World:
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, src=0, group=self._patient)
         return box[0]
 
     def same_weights(self, net: nn.Module) -> None:

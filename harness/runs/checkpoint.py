@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from fire_core.errors import UserError, first_line, printable
 from fire_core.files import load_torch, remove_torn, written_aside
+from harness.runs.stack import member
 
 PREFIX = "step_"
 START_OVER = "delete its run folder to start over"
@@ -28,7 +28,7 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
         folder.mkdir(parents=True, exist_ok=True)
         remove_torn(folder)
         with written_aside(path) as aside, aside.open("wb") as file:
-            torch.save(tree_map_only(Tensor, _alone, parts), file)
+            torch.save(tree_map_only(torch.Tensor, _alone, parts) if member() else parts, file)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
         free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.is_dir())).free
         raise UserError(
@@ -39,8 +39,8 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
     return path
 
 
-def _alone(part: Tensor) -> Tensor:
-    """Return a view as a tensor of its own: `torch.save` would write all of its storage, as of the networks of a stack."""
+def _alone(part: torch.Tensor) -> torch.Tensor:
+    """Return a view as a tensor of its own: `torch.save` would write its storage, which holds all networks of a stack."""
     return part if part.untyped_storage().nbytes() == part.nbytes else part.clone()
 
 

@@ -70,10 +70,8 @@ def identity_of(experiment: str, size: str, method: str) -> str:
 
 
 def identity_in(domain: Domain, composed: DictConfig) -> str:
-    """Return `<identity of the run>/<identity of its shared first phase>` ("-" if phase 0 is not shared).
-
-    Return "refused" where the experiment has a trigger and the method acts during training.
-    """
+    """Return `<identity of the run>/<identity of its shared first phase>` ("-" if phase 0 is not shared),
+    or "refused" where the experiment has a trigger and the method acts during training."""
     try:
         cfg = resolve(domain, composed)
     except UserError:
@@ -97,11 +95,8 @@ def machine() -> str:
 
 
 def metrics(folder: Path, domains: Iterable[str] = SCRIPTS) -> dict[str, str]:
-    """Return the checksum of metrics.jsonl of each smoke run, trained below `folder`.
-
-    Each method runs undisturbed, then killed after phase 0 and resumed, then without a shared first phase. All three
-    must write the same bytes.
-    """
+    """Return the checksum of metrics.jsonl of each smoke run, trained below `folder`. Each method runs undisturbed, then
+    killed after phase 0 and resumed, then without a shared first phase. All three must write the same bytes."""
     found = {}
     for domain in domains:
         script, (during, steps) = Script(SCRIPTS[domain]), KINDS[domain]

@@ -42,10 +42,8 @@ RUNS = {  # that of dqn saves rarely enough for the emulator and the replay to g
 
 def stops(steps: int, seed: int) -> list[tuple[str, list[int]]]:
     """Return (code that runs ahead of the script and stops it, exit codes that it may end with) of each stop.
-
     The second stop comes while the process starts. The others come after at most `steps` / STOPS - 1 further steps each, so
-    that the run is not over before the last of them.
-    """
+    that the run is not over before the last of them."""
     draw, result = random.Random(seed), []
     for number in range(STOPS):
         gently, after = number % 3 == 2, 0 if number == 1 else draw.randint(1, max(1, steps // STOPS - 1))

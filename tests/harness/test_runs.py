@@ -134,6 +134,9 @@ def test_the_folder_and_the_checkpoint_of_another_config_are_refused(tmp_path):
     (other.folder / name).write_bytes((run.folder / name).read_bytes())
     with pytest.raises(UserError, match=f"belongs to config {run.meta['identity']}, this run is"):
         play(other)
+    play(run)
+    with pytest.raises(UserError, match="another config has taken"), late:
+        pass
 
 
 def test_a_run_that_another_process_trains_is_waited_for_and_not_trained_again(tmp_path, capsys, monkeypatch):

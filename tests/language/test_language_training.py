@@ -59,6 +59,15 @@ def test_without_a_trunk_a_run_that_forked_early_is_gone_on_with(tmp_path, fixed
     assert found == metrics_of(tmp_path / "whole") and found[-1]["step"] == 11
 
 
+def test_a_fork_leaves_the_losses_of_phase_1_behind_also_where_no_boundary_clears_them(tmp_path, fixed):
+    line, first = [*fixed, "method=none", "boundary.fork=4", "trigger=every", "trigger.steps=100"], []
+    for every in (3, 4):  # an evaluation at the fork clears them anyway
+        SCRIPT.train(tmp_path / str(every), *line, f"phase_1.eval_every={every}")
+        rows = metrics_of(tmp_path / str(every))
+        first.append(next(row for row in rows if row["phase"] == 1 and "train_loss" in row))
+    assert first[0] == first[1]
+
+
 def test_windows_grow_at_the_boundary_and_are_evaluated_at_the_length_of_their_phase(tmp_path, fixed):
     """Phase 1 with windows of half the positions does not train the others, phase 2 does."""
     SCRIPT.train(tmp_path, *fixed, "phase_1.block=16", "method=none")

@@ -1,9 +1,7 @@
 """Targets of real architectures, built from small configurations: no weights are downloaded.
-
 That a block of rows is v is proved by values: with it at zero, an attention layer forgets q and k. For every family of
 timm and every causal language model of transformers, two independent witnesses say that no weight is cut wrongly: a
-trace, which says which rows reach which factor of a product, and the values.
-"""
+trace, which says which rows reach which factor of a product, and the values."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -238,7 +238,8 @@ def test_verdicts():
     diverged = made(none=level, fire=[float("nan")] * 3, clear=[1.5, 1.6, 1.71])
     assert diverged.best == "clear" and "-inf" in str(diverged)
     lost = made(none=(nan := [float("nan")] * 3), redo=nan, fire=[1.5, 1.6, 1.71], clear=level)
-    assert lost.best == "fire" and "g diverged." in str(lost) and made(none=nan, fire=nan).best == "none"
+    assert lost.best == "fire" and "treatment diverged." in str(lost) and "+inf [inf, inf]" in str(lost)
+    assert made(none=nan, fire=nan).best == "none"
     assert made(none=[1.0, 2.0, *nan[:1]], fire=level).best is None
 
 

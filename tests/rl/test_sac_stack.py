@@ -108,7 +108,8 @@ def test_a_signal_that_comes_before_a_run_of_a_stack_begins_stops_it_too():
 
 
 def test_workers_leave_every_byte_of_a_run_that_is_killed(tmp_path):
-    line, written = [*SHORT, "steps=60", "midpoint=40", "eval_every=30", "method=fire"], []
+    line = [*SHORT, "steps=60", "midpoint=40", "eval_every=10", "method=redo", "method.threshold=0.9"]
+    written = []
     for workers, ends in (("false", [""]), ("true", [killed("step >= 50"), ""])):
         root = tmp_path / workers
         for before in ends:

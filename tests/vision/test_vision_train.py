@@ -64,7 +64,7 @@ def test_the_pass_for_new_statistics_leaves_the_net_as_it_was():
     [
         (["protocol.epochs=[1,1,1]"], "protocol.epochs=[1, 1, 1]: give one number, or 2 of them"),
         (["device=cuda:99"], "device='cuda:99' cannot be used"),
-        (["-m", "data=image_folder", "data.folder=a,b"], "two runs would have one folder"),
+        (["-m", "data=image_folder", "data.folder=a,b"], "runs of this sweep would have one folder"),
         (["x\x1b[2J=3"], r"x\x1b[2J=3"),
         (["model=timm", "model.name=torch:x"], "model 'torch:x' is unknown"),
     ],
