@@ -300,8 +300,7 @@ def run(request, tmp_path_factory):
     """What one run of the loop does at compat=official, in order: pictures prepared, steps, boundaries, ends of epochs.
 
     Protocol, kind of net and all that a cell sets for every size are those of its experiment; the data are a few coloured
-    squares that call themselves its data set.
-    """
+    squares that call themselves its data set."""
     experiment = request.param
     cfg, draw, labels = paper(experiment), torch.Generator().manual_seed(1), torch.arange(60) % 3
     size = 32 if cfg.model.name == "vgg16" else 8
