@@ -4,8 +4,6 @@ The settings that a run changed are the column `overrides`, a JSON list as in `[
 from the name of a folder, which is cut where it would be too long.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -58,16 +56,16 @@ class Results:
     def frames(self) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
         return self.runs, self.metrics, self.boundaries
 
-    def filtered(self, keep: Callable[[pd.DataFrame], Any]) -> Results:
+    def filtered(self, keep: Callable[[pd.DataFrame], Any]) -> "Results":
         """Return the rows of each frame that the mask `keep` of that frame has."""
         return Results(*(frame[keep(frame)] for frame in self.frames), self.problems)
 
-    def select(self, **wanted: str | Iterable[str]) -> Results:
+    def select(self, **wanted: str | Iterable[str]) -> "Results":
         """Return the rows whose columns equal the given texts (a list means any of them)."""
         among = {name: [each] if isinstance(each, str) else list(each) for name, each in wanted.items()}
         return self.filtered(lambda frame: frame[list(among)].isin(among).all(axis=1))
 
-    def matching(self, patterns: Sequence[str]) -> Results:
+    def matching(self, patterns: Sequence[str]) -> "Results":
         """Return the rows of the experiments whose names match one of `patterns`, as in `fig2*`."""
         return self.select(experiment=matching(self.runs["experiment"].unique(), patterns))
 
@@ -82,7 +80,7 @@ class Results:
         return {label: settings_of(text) for label, text in zip(self.runs["label"], self.runs["overrides"])}
 
     @property
-    def plain(self) -> Results:
+    def plain(self) -> "Results":
         """The results without runs that have overrides, or all results if there are no others."""
         labels = self.runs["label"][self.runs["label"] == self.runs["method"]]
         return self.select(label=labels.unique()) if len(labels) else self

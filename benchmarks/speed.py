@@ -32,7 +32,6 @@ SHORT = {  # overrides
     "random_episodes=1",
 }
 
-
 COUNTS = {  # unit of the rate, and the count in timing.jsonl
     "vision": ("steps/s", "step"),
     "language": ("tokens/s", "tokens"),

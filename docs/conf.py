@@ -9,8 +9,6 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from fire_core.methods import table
-
 ROOT = Path(__file__).parents[1]
 FOLDER_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:]+)\)")
 # up to a blank line or the start of the next section
@@ -42,15 +40,13 @@ python_use_unqualified_type_names = True
 
 
 def edit_page(app: Sphinx, name: str, source: list[str]) -> None:
-    """Links to folders become plain text, and the page of the methods gets their table."""
+    """Links to folders become plain text."""
 
     def plain(link: re.Match[str]) -> str:
         return link[1] if ((ROOT / name).parent / link[2]).is_dir() else link[0]
 
     if name.endswith("README") or "/" not in name:
         source[0] = FOLDER_LINK.sub(plain, source[0])
-    if name == "docs/concepts/methods":
-        source[0] = source[0].replace("<!-- methods -->", table())
 
 
 def edit_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

@@ -15,8 +15,6 @@ for phase, loader in enumerate(loaders):
         test(model)
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,7 +52,7 @@ def attach(
     renew: Renewal | None = None,
     seed: int = 0,
     compiled: bool = False,
-) -> Attached:
+) -> "Attached":
     """Return `method` with the networks, optimizers and data that it works on.
 
     Args:

@@ -1,7 +1,5 @@
 """Tables of plain text: rows as aligned columns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 

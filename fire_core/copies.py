@@ -1,7 +1,5 @@
 """Tell the weights of a network from copies of them, such as averages, in what files and callbacks hold."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ so replicas stay bit-equal and the work is divided by the world size. Sharded pa
 FSDP1 (FullyShardedDataParallel) flattens parameters and cuts them, so `find_targets` refuses it.
 """
 
-from __future__ import annotations
-
 import math
 import time
 import zlib

@@ -3,8 +3,6 @@
 Matrices of one shape are treated in stacks. FIRE is the treatment `fire_core.projection.project`.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import defaultdict
@@ -52,7 +50,7 @@ def treat_model(
     table: TargetTable,
     treatment: Treatment,
     *,
-    group: ProcessGroup | None = None,
+    group: "ProcessGroup | None" = None,
     **options: Any,
 ) -> Report:
     """Run `treatment` on every included target of `model`, in place, and return the report.

@@ -1,7 +1,5 @@
 """Files: written atomically, so that readers see the old content or the new, and torch files read without running code."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import secrets

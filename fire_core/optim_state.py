@@ -5,8 +5,6 @@ method, so the training script applies it on the line after the boundary and rec
 optimizer's class tells what it remembers besides its state: entries of `param_groups` that it counts in, copies of weights.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,13 +1,11 @@
 """Forward passes of any net: how it is given a batch, and in which mode it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -21,11 +19,6 @@ def call(net: nn.Module, inputs: Any) -> Any:
     """Return the output of `net` for one batch of inputs (see `arguments_of`)."""
     arguments, keywords = arguments_of(inputs)
     return net(*arguments, **keywords)
-
-
-def first_input(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Tensor:
-    """Return the tensor that a Linear or convolution was called with, by position or by name."""
-    return arguments[0] if arguments else keywords["input"]
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 Han et al., "FIRE: Frobenius-Isometry Reinitialization", ICLR 2026, Eq. 4-5 and Algorithm 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -65,7 +63,7 @@ class FireSettings:
             )
 
     @classmethod
-    def of(cls, **settings: Any) -> FireSettings:
+    def of(cls, **settings: Any) -> "FireSettings":
         """Return the settings given by name. Raises UserError for an unknown name, with the nearest known one."""
         known = [field.name for field in fields(cls)]
         if unknown := [name for name in settings if name not in known]:
@@ -122,7 +120,7 @@ def fire(
     example: Any = None,
     initial: Mapping[str, Tensor] | None = None,
     dry_run: bool = False,
-    group: ProcessGroup | None = None,
+    group: "ProcessGroup | None" = None,
     solver: Solver = "newton_schulz",
     iterations: int = ITERATIONS,
     normalize: Normalize = "frobenius",

@@ -1,7 +1,5 @@
 """The report of a treatment: one row per target, changed or skipped, with figures of the matrix before and after."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
@@ -116,7 +114,7 @@ class Report:
         return f"{columns(rows)}\n{last}{left_out(unclear, self.rows)}"
 
     @staticmethod
-    def merge(reports: Mapping[str, Report], method: str) -> Report:
+    def merge(reports: Mapping[str, "Report"], method: str) -> "Report":
         """Return one report of several nets; names become `net.target` and `net.parameter`."""
         merged = Report(method=method)
         for net, report in reports.items():

@@ -1,7 +1,5 @@
 """Seeds of random streams, pure functions of (seed, purpose, position), and blocks that keep a caller's random state."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """What the calls of a method work on: networks, optimizers, data, and where training stands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A trial: short paired branches from one state of a network, one per method, that tell which method helps it."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time
@@ -47,7 +45,7 @@ def trial(
     optimizer_state: str = "clear_changed",
     seed: int = 0,
     progress: bool = True,
-) -> TrialResult:
+) -> "TrialResult":
     """Train a copy of the model after each method for `steps` updates, `repeats` times, and compare them with "none".
 
     The caller's model, optimizer, order of the data and random generators (Python's, NumPy's, those of the CPU and of CUDA)

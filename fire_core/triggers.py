@@ -4,8 +4,6 @@ A trigger never touches the model, and it remembers plain values only. Save its 
 resumed run then fires at the same steps as one that never stopped.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from numbers import Integral

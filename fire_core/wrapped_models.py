@@ -1,7 +1,5 @@
 """What wraps a model: DistributedDataParallel, torch.compile, or the shards of FSDP2."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 

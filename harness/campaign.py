@@ -8,8 +8,6 @@ line. One seed of every sweep of a part comes before the second of any; a list w
 In plans, `work` {experiment: [kind, amount]} and `rates` {kind: amount a second} replace the minutes of the experiments.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

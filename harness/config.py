@@ -2,8 +2,6 @@
 keys of the script from its dataclasses (`<script>_keys`), the section `at.<size>` of the experiment's file, as
 `at/<experiment>/<size>`, and each method as the settings of its class. `resolve` then checks every value."""
 
-from __future__ import annotations
-
 import functools
 import json
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The device that trains, copies to it, and what a config needs of the machine."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

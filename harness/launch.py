@@ -3,8 +3,6 @@
 Before anything is written, `overrides` checks the command line and `settings` every value of the config.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import importlib.util
@@ -78,7 +76,7 @@ def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[
     return decorate
 
 
-def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
+def _command(domain: Domain, job: "Job", arguments: list[str]) -> None:
     line = get_args_parser().parse_intermixed_args(arguments)
     overrides = line.overrides
     if line.help:
@@ -104,7 +102,7 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
         start()
 
 
-def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], None]) -> None:
+def _sweep(domain: Domain, job: "Job", overrides: list[str], start: Callable[[], None]) -> None:
     """Check all runs of a sweep, then train them, several at a time, and show how they proceed."""
     runs = check_sweep(domain, overrides)
     configs = [cfg for _, cfg in runs]

@@ -1,7 +1,5 @@
 """`--help` of a training script: its experiments, methods and the settings used most; `--help all` has everything."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from collections.abc import Iterable

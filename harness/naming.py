@@ -1,7 +1,5 @@
 """What a run is and where it goes: its identity, the label of its folder, and the folder."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

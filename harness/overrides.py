@@ -1,7 +1,5 @@
 """Checks of command lines against the keys of a script, before anything is composed or starts."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 from omegaconf import DictConfig, OmegaConf

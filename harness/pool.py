@@ -1,7 +1,5 @@
 """The runs of a sweep on this machine: each in a process of its own, several at a time."""
 
-from __future__ import annotations
-
 import multiprocessing
 import multiprocessing.resource_tracker
 import os
@@ -31,7 +29,7 @@ class Pool:
         self._context.set_forkserver_preload(list(modules))
         multiprocessing.resource_tracker.ensure_running()  # its start would end the block of signals in `start`
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> "Pool":
         note = lambda number, frame: self.asked.append(number)  # noqa: E731
         self._handlers = {number: signal.signal(number, note) for number in stop.SIGNALS}
         return self

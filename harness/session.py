@@ -4,8 +4,6 @@ Unless the session is `finished`, a script calls `attach`; then, in `with sessio
 step `intervene`, which acts at a boundary or when the trigger has fired, `log` and `save_if_due`; in the end `finish`.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

@@ -1,8 +1,6 @@
 """What a setting is, and what a training script declares about itself: its keys, a dataclass for each group, with the type,
 range and meaning of each. `check` compares a composed config with them, and `--help` prints them."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Show which runs are done, running, failed, unfinished or missing: python -m harness.status --root runs [--detail]"""
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Ctrl-C and other signals that ask to stop: handlers while no run is open, and the request that an open run notes."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal
@@ -95,7 +93,7 @@ class StopRequest:
     """Notes the `name` of a signal from `watch` to `unwatch`, in the main thread, for the runs of a stack in others, too. A
     later Ctrl-C is `urgent` and raises KeyboardInterrupt."""
 
-    all: ClassVar[WeakSet[StopRequest]] = WeakSet()  # of this process
+    all: ClassVar[WeakSet["StopRequest"]] = WeakSet()  # of this process
 
     def __init__(self) -> None:
         self.name: str | None = None

@@ -2,8 +2,6 @@
 its folder, so it does not matter where the run is trained. What a run prints is in log.txt in its folder.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -43,7 +41,7 @@ class Display:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> "Display":
         if done := [folder for folder, state in self.state.items() if state == "done"]:
             here, metas = describe(), [read_meta(folder) for folder in done]
             older = [m for m in metas if here["dirty"] or m.get("dirty") or m.get("commit") != here["commit"]]

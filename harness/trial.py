@@ -6,8 +6,6 @@
 They start from the trunk of their seed. `python -m analysis.trial_evidence --root runs` compares them with full runs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from omegaconf import DictConfig

@@ -1,8 +1,6 @@
 """Triggers of runs: with `trigger=`, the method acts before the next step when a trigger fires, not at the boundaries of
 phases, of which it is not told. It sees what the script records, an epoch or an evaluation at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 A resumed run needs only its iteration, and the micro-batches are the same for any number of processes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Process 0 owns the run folder. The others receive what it read, and stop when it does. Each has the whole net.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterable, Iterator
@@ -94,7 +92,7 @@ class World:
             for tensor in (*net.parameters(), *net.buffers()):
                 dist.broadcast(tensor.data, src=0)
 
-    def __enter__(self) -> World:
+    def __enter__(self) -> "World":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -1,7 +1,5 @@
 """Validation losses during training."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

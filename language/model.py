@@ -3,8 +3,6 @@
 Module names are those of GPT-2 (`wte`, `wpe`, `h.3.attn.c_attn`, `lm_head`, ...).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ Files are flat arrays of token ids (uint16 if the vocabulary allows, else uint32
 end-of-text id. The tokenizer uses all cores, or as many as RAYON_NUM_THREADS says.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import sys

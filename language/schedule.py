@@ -1,7 +1,5 @@
 """The two phases of a language run: data, length, learning rate, evaluations and named checkpoints."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The settings of language/train.py, and what the harness must know about that script."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from omegaconf import DictConfig

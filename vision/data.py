@@ -4,8 +4,6 @@ images = load("fashion_mnist", image_size=32, channels=3, device="cpu")
 batch = images.normalise(images.train_images[indices])
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is measured during training: accuracies, and the plasticity of the network."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy

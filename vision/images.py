@@ -1,7 +1,5 @@
 """Labelled image data sets: uint8 tensors, normalised on their device."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@
 `permuted` are probes from the literature that show a loss of plasticity in minutes.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

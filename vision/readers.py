@@ -1,7 +1,5 @@
 """Readers of published data sets and of folders of images. Each returns `Arrays`."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from itertools import chain

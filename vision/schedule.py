@@ -3,8 +3,6 @@
 Every batch is a pure function of the seed and its place in the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -17,7 +17,6 @@ FIG4 = tuple(panel for panel in paper.panels() if panel.startswith("fig4"))
 AGENTS = ("fig4a_asterix_early", "fig4a_breakout", "fig4a_catch")
 AGENTS += ("fig4b_hopper", "fig4b_balance_simple_long", "sac_plain_hopper")
 
-
 # a figure of `python -m analysis figures`: the function that draws it from settings (None: nothing to draw), and names or
 # patterns of experiments
 Drawing = namedtuple("Drawing", "draw experiments")

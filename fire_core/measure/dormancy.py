@@ -6,8 +6,6 @@ The activations of a layer are what the next matrix product or convolution reads
 after that function and the product of a gated block are therefore part of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ Symbols: W is a weight matrix (out, in), H a feature matrix (samples, units), I 
 tensor on the input's device, and compute in full float32 (float64 for float64 input), whatever autocast and TF32 are set to.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Plasticity of a whole net on a fixed batch: dormant units, feature rank, weight norm, isometry, curvature."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -132,13 +132,13 @@ class KeepNorm(Projection):
 @register
 @dataclass
 class RandomOrthogonal(Projection):
-    """Calls `random_orthogonal`: FIRE's spectrum. If it does as well as FIRE, the old directions do not matter.
+    """Calls `random_orthogonal`: FIRE's scale. If it does as well as FIRE, the old directions do not matter.
 
     Cost: one QR decomposition per target.
     """
 
     name = "random_orthogonal"
-    summary = "control: random orthogonal matrix with FIRE's spectrum, nothing kept"
+    summary = "control: random orthogonal matrix at FIRE's scale, nothing kept"
     source = "control of this suite; Saxe et al. 2014 (orthogonal initialisation)"
     function = random_orthogonal
 

@@ -1,7 +1,5 @@
 """The base class of all methods, the registry of their classes, and the tools that they share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
@@ -82,7 +80,7 @@ class Method:
             if hasattr(self, "targets"):
                 find_targets(net, self.targets)
 
-    def weights(self, net: nn.Module) -> Views:
+    def weights(self, net: nn.Module) -> "Views":
         """Return `find_weights` for the method's `targets`, searched once, without weights that are frozen by now."""
         known = self.__dict__.setdefault("_weights", WeakKeyDictionary())
         if net not in known:

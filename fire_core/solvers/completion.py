@@ -6,8 +6,6 @@ identity. The result depends on W alone, not on the basis that a library chooses
 where the identity has no component between the null spaces, a fixed dense matrix replaces it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -11,8 +11,6 @@ The SVD is needed where sigma_min is below about 1.4e-7 sigma_max, or where more
 below about 2e-5 sigma_max. On a CPU it costs six times the published 10 iterations. Without it, rounding would decide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 

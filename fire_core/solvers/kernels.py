@@ -4,8 +4,6 @@ Each needs at most half the operations of a product, which the library calls for
 `rational_steps` and `quintic_step` are iterations that consist of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import torch

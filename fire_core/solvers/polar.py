@@ -4,8 +4,6 @@ For W (m, n) with the singular value decomposition U S V^T, the nearest matrix w
 (m >= n) or rows (m < n) in the Frobenius norm is U V^T (orthogonal Procrustes; FIRE, Eq. 4 and 5).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real

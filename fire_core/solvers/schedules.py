@@ -7,8 +7,6 @@ rational, x (a + b x^2) / (1 + c x^2): dynamically weighted Halley (Nakatsukasa,
 the three products of a quintic, and multiplies the smallest singular value by 120 where a quintic multiplies by 4 to 8.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ known_layers.csv, whose code was read. It is never concluded from a name or a sh
 *may* hold several matrices, and such a weight is left out, with the reason.
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 import re

@@ -3,8 +3,6 @@
 They are expanded (stride 0) along each dimension on which they do not depend, so they stay small.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 import torch

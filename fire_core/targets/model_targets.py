@@ -5,8 +5,6 @@ Linear or the output channels of a convolution, `module.stacked_matrices = True`
 stacks of (out, in) matrices (`= "in_out"` for stacks of (in, out)), and `layer.is_head = True` marks an output layer.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

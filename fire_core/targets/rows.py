@@ -5,8 +5,6 @@ rotation, which adds rows, makes them one. Only places are followed, not values,
 the meta device.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any

@@ -6,8 +6,6 @@ convolutions with one input channel, weights that look fused, and layers that ar
 models with the same names. Grouped convolutions cannot be told from others.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

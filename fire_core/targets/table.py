@@ -4,8 +4,6 @@ A *target* is one matrix inside a parameter: the weight of a Linear layer, one s
 fused q/k/v, one expert, one critic of an ensemble. `model_targets` finds those of a model.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

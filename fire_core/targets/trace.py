@@ -4,8 +4,6 @@ Labels follow the entries through elementwise functions, as PyTorch marks them, 
 with labels is found by running it once more on numbers that stand for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ outputs are multiplied (gated MLPs, SwiGLU) share their units. Layers are left o
 others (residual stream), go through attention, run twice, or are the output layer.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fire_core.passes import first_input, in_mode
+from fire_core.passes import in_mode
 from fire_core.targets.labels import is_mixed
 from fire_core.targets.trace import Source
 from fire_core.units.trace import CONVOLUTIONS, UnitTrace, is_stack
@@ -151,7 +149,7 @@ class Recorder:
 
         def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             if always or (module.training and torch.is_grad_enabled()):
-                read = first_input(arguments, keywords)
+                read = arguments[0] if arguments else keywords["input"]
                 with torch.set_grad_enabled(always and torch.is_grad_enabled()):
                     units = layer.samples(read if always else read.detach(), name, module)
                     self.values[layer.name] = reduce(units)
@@ -164,7 +162,7 @@ class Recorder:
             handle.remove()
         self._handles = []
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> "Recorder":
         return self
 
     def __exit__(self, *exception: object) -> None:

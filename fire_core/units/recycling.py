@@ -1,7 +1,5 @@
 """Replacement of single hidden units: new incoming weights, drawn from one of several laws, outgoing weights of zero."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 

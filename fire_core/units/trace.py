@@ -1,7 +1,5 @@
 """Follows the units of a net: the outputs of its layers. Units that a function reads which is not affine become *active*."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Checkpoints of runs: one file each, written under another name and renamed, loaded with weights_only=True."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -54,7 +52,7 @@ def _unnamed(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{PREFIX}*.pt"))
 
 
-def load_latest(folder: Path) -> Parts | None:
+def load_latest(folder: Path) -> "Parts | None":
     """Return the parts of the newest unnamed checkpoint that can be read, None if there is none. Prints a line about each
     newer one that is damaged. Raises UserError if all are."""
     for path in reversed(paths := _unnamed(folder)):

@@ -1,7 +1,5 @@
 """The folders of runs: finding and locking them, the state of each run, and its files."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Commit, versions and hardware of a run, for meta.json."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """metrics.jsonl, the log of a run. On resuming, lines that are newer than the checkpoint are cut off."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,8 +1,6 @@
 """A run and its folder, as `harness.session` uses them: identity, metrics, checkpoints, signals and the trunk. `with run:`
 ends with DONE if the body has called `finish`; `launch` writes FAILED, with the traceback, after an error."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -76,7 +74,7 @@ class Run:
         print(printable(f"finished already{note}: {self.folder} (delete it to run again)"), flush=True)
         return True
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> "Run":
         self._wait_for(self._lock, str(self.folder))
         with ExitStack() as undo:  # in the opposite order
             undo.callback(self._stop.unwatch)

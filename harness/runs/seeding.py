@@ -1,7 +1,5 @@
 """Random generators of a run, each seeded by the run's seed and its purpose (see `fire_core.seeding`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -2,8 +2,6 @@
 until it needs what is computed for all of them at once (`meet`), waits for something else (`pause`), or ends. When all that
 do not wait have asked, it is computed."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -25,7 +25,6 @@ SCORES = {
     CATCH: (-5 / 7, 1.0),  # a random policy catches one ball in 7
 }
 
-
 COUNTERS = ("executed", "scores", "lengths")  # attributes of `Games`, one number for each
 
 

@@ -1,7 +1,5 @@
 """Acting with the DQN network, in training and in evaluation, and random actions for comparison."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from omegaconf import DictConfig

@@ -1,7 +1,5 @@
 """What the networks read, normalised observations, and acting: in training, in evaluation, and at random to compare."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -74,10 +74,7 @@ DOMAIN = Domain(
     at_boundary=("boundary",),
     # One update passes through the networks several times, so there is no one loss and no one set of activations.
     gives=frozenset({"gradients", "batches", "initial"}),
-    refuses={
-        "fire_all": "fire does the same here",
-        "fire_muon": "it is for supervised training",
-    },
+    refuses={"fire_all": "fire does the same here", "fire_muon": "it is for supervised training"},
     check=check,
     needs=("gymnasium", "mujoco", "psutil"),
     watched=("eval_return", "train_return", "critic_loss", "actor_loss"),

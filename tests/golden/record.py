@@ -9,8 +9,6 @@ the bytes of metrics.jsonl depend on the processor and on the version of PyTorch
 compares them where both agree.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

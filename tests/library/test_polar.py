@@ -1,8 +1,6 @@
 """The polar factor against float64 SVD, torch and the published formula, and its behaviour on awkward input.
 What must hold for any matrix is drawn by hypothesis: shape, condition, scale and kind."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

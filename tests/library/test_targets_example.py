@@ -1,8 +1,6 @@
 """Fused rows and heads: known, declared or shown by an example, and otherwise left out; never concluded from a name.
 The layers are those of public bug reports, each with a forward pass in which the order of the rows can be read."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

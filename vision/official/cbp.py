@@ -1,7 +1,5 @@
 """Continual backprop as the authors' FIRE code runs it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 

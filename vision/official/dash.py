@@ -1,7 +1,5 @@
 """DASH as the authors' FIRE code runs it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Muon as the authors' FIRE code runs it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """ReDo and self-normalised resets as the authors' FIRE code runs them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

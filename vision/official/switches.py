@@ -4,17 +4,13 @@ The functions read no settings and keep no state. They are called if their switc
 `normalisation`) is `official`. docs/DEVIATIONS.md lists the switches.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from vision.images import Images
+from vision.images import Images
 
 # Mean and deviation of the channels of training images, then those of test images.
 STATISTICS = {

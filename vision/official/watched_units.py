@@ -4,8 +4,6 @@ It looks at the outputs of Linear and Conv2d before norm and activation, and kee
 training and test. Here each sample is reduced to one row at once, and the last 512 rows are kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
