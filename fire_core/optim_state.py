@@ -296,7 +296,9 @@ def _forget(part: Any, counters: list[Any], everything: bool, chosen: set[int]) 
                     part.state[parameter] = kept
                 for key, value in kept.items():
                     if isinstance(value, Tensor) and key not in memory.copies:
-                        value.fill_(group.get("initial_accumulator_value", 0.0))  # of Adagrad
+                        value.fill_(
+                            group.get("initial_accumulator_value", 0.0) if key == "sum" else 0.0
+                        )  # of Adagrad
                 dropped.add(id(parameter))
     for owner, key, first in counters:
         if id(owner) in restarting and first is ABSENT:

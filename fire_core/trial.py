@@ -68,7 +68,8 @@ def trial(
         loss: (output, target) -> scalar, for methods that take gradients of their own.
         optimizer_state: what happens to the optimizer's memory, see `attach`.
 
-    Raises: UserError for DistributedDataParallel, FSDP, an unknown method, missing starting weights and an iterator.
+    Raises: UserError for DistributedDataParallel, FSDP, hooks of parameters or optimizers, an unknown method, missing
+        starting weights and an iterator.
     """
     single, several = isinstance(model, nn.Module), isinstance(optimizer, Mapping)
     nets: dict[str, Any] = {"net": model} if single else dict(model)  # type: ignore[arg-type]
@@ -77,7 +78,7 @@ def trial(
     if len(named) < len(methods):
         raise UserError(f"methods: two have the same name in {', '.join(named)}: give label -> method")
     chosen = {label: create(m) if isinstance(m, str) else m for label, m in {"none": "none", **named}.items()}
-    _check(chosen, nets, starts, loss, batches, steps, repeats)
+    _check(chosen, nets, optimizer, starts, loss, batches, steps, repeats)
     result = TrialResult({m: [] for m in chosen}, dict.fromkeys(chosen, 0.0), steps, score is not None)
     options: dict[str, Any] = {"initial": starts, "loss": loss, "optimizer_state": optimizer_state}
     following = followers or {}
@@ -198,9 +199,21 @@ def student_t(probability: float, degrees: int) -> float:
     return math.sqrt(degrees) * math.tan(np.interp(2 * probability - 1, mass / mass[-1], angle))
 
 
-def _check(methods: Any, nets: Any, initial: Any, loss: Any, batches: Any, steps: int, repeats: int) -> None:
+def _check(
+    methods: Any, nets: Any, optimizer: Any, initial: Any, loss: Any, batches: Any, steps: int, repeats: int
+) -> None:
     if any(replicas_in(net) or is_sharded(net.parameters()) for net in nets.values()):
         raise UserError("trial works in one process: give the network inside DistributedDataParallel or FSDP")
+    parameters = [p for net in nets.values() for p in net.parameters()]
+    hooks: list[Any] = [
+        each for p in parameters for each in (p._backward_hooks, p._post_accumulate_grad_hooks)
+    ]
+    for own in [optimizer] if isinstance(optimizer, Optimizer) else optimizer.values():
+        hooks += [getattr(own, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]
+    if any(hooks):
+        raise UserError(
+            "copies have no hooks of parameters or optimizers: remove them, and do in step what they did"
+        )
     if steps < PARTS or repeats < 2:
         raise UserError(f"steps={steps}, repeats={repeats}: give at least {PARTS} steps and 2 repeats")
     if isinstance(batches, Iterator):

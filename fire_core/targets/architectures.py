@@ -124,7 +124,7 @@ def _rows_of(place: Place, traced: Traced | None) -> Layout:
         rows = sizes[0] if sizes else place.parameter.shape[-2]
         why = "part of a fused layer, as the module declares"
         return replace(whole, parts=_declared(place, rows, traced), why=why)
-    if type(module) is nn.MultiheadAttention:
+    if isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward:
         if attribute == "in_proj_weight":
             return Layout("linear", "part of a fused q/k/v", in_order(dict.fromkeys("qkv", module.embed_dim)))
         return Layout("linear", f"{attribute[0]} of MultiheadAttention")
@@ -134,6 +134,8 @@ def _rows_of(place: Place, traced: Traced | None) -> Layout:
     if parts:
         return replace(whole, parts=parts, why=f"part of a fused {'/'.join(dict(parts))}")
     if traced is not None and not transposed:
+        if key in traced.unclear:
+            return left_out("unclear", f"may hold several matrices: {traced.unclear[key]}")
         if key in traced.whole:
             return whole
         if key in traced.parts and getattr(module, "groups", 1) == 1:
@@ -141,7 +143,7 @@ def _rows_of(place: Place, traced: Traced | None) -> Layout:
     reason = may_be_fused(place, *sizes) if parts is None else "its class uses them in several ways"
     unseen = "give find_targets an example, or set fused_rows on the layer"
     if traced is not None:
-        unseen = traced.unclear.get(key, "the example does not show how its rows are used")
+        unseen = "the example does not show how its rows are used"
     elif type(place.parents[0]) is nn.Module:
         unseen = "which a file does not show (pass --model)"
     return left_out("unclear", f"may hold several matrices ({reason}): {unseen}") if reason else whole
@@ -211,7 +213,7 @@ def known_parts(place: Place, rows: int) -> Parts | None:
 def _of_experts(place: Place) -> Layout | None:
     """Return the layout of routers and of stacks of experts in transformers, by what their modules say of themselves."""
     module, name, dim = place.module, place.attribute, place.parameter.dim()
-    if not type(module).__module__.startswith("transformers."):
+    if not own_class(module).__module__.startswith("transformers."):
         return None
     if (dim, name) == (2, "weight") and "Router" in type(module).__name__:
         return Layout("router", "router of experts")
@@ -241,7 +243,7 @@ def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
     before, after = _neighbours(place)
     read_by_layers = {takes for _, takes, norm in after if not norm}
     if outputs not in {takes for _, takes, _ in after}:
-        share = next((n for n in (2, 3) if outputs / n in read_by_layers), 0)
+        share = next((n for n in (2, 3, 4, 6) if outputs / n in read_by_layers), 0)
         plain = max(place.parameter.shape[2:], default=1) == 1 and (role != "o" or outputs > inputs)
         if share and plain:
             return f"its {outputs} outputs are {share} times what a later layer takes"
@@ -296,6 +298,11 @@ def outputs_of(module: nn.Module) -> tuple[int, int] | None:
 
 
 def class_name(module: nn.Module) -> str:
-    """Return the name of the class that the user wrote, without the prefix FSDP that FSDP2 adds."""
-    name = type(module).__name__
-    return name.removeprefix("FSDP") if name.startswith("FSDP") and len(type(module).__mro__) > 2 else name
+    """Return the name of a module's class."""
+    return own_class(module).__name__
+
+
+def own_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class that the user wrote, without the one that FSDP2 puts in its place."""
+    cls, *bases = type(module).__mro__
+    return bases[1] if bases[0].__name__ == "FSDPModule" else cls

@@ -43,7 +43,9 @@ def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:
         if name in tables and holders[memory[name]] > 1:  # the Linear that holds the same weight decides
             layers[path] = nn.Embedding(1, 1, device="meta")
         elif attribute == "weight":
-            layers[path] = _layer(path.rpartition(".")[2], tensor, tables.get(name, ""))
+            layers[path] = _layer(
+                path.rpartition(".")[2], tensor, known.get(f"{path}.bias"), tables.get(name, "")
+            )
     root, shared = nn.Module(), dict[object, nn.Parameter]()
     for name, tensor in known.items():
         *words, attribute = name.split(".")
@@ -77,9 +79,11 @@ def _tables(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return found
 
 
-def _layer(word: str, tensor: Tensor, unclear: str) -> nn.Module:
+def _layer(word: str, tensor: Tensor, bias: Tensor | None, unclear: str) -> nn.Module:
     """Return the layer, with a weight to be replaced, that has a weight of this shape and this last word of its path."""
     dim = tensor.dim()
+    if re.search(r"norm|^ln_?\d*$", word.lower()) or (bias is not None and bias.dim() > 1):
+        unclear = unclear or "named like a norm, or with a bias of several dimensions: gains"
     if dim == 2 and word in ("c_fc", "c_proj"):
         unclear = unclear or "stored as (in, out) by GPT-2, (out, in) by others"
     if dim in CONVOLUTIONS and tensor.shape[1] == 1:

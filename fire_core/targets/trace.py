@@ -120,8 +120,13 @@ class Trace(TorchDispatchMode):
         inputs = tree_map_only(Tensor, Tensor.detach, inputs)
         for leaf in tensors_in(inputs):
             self._sources[leaf] = Source(discrete=not leaf.is_floating_point())
-        with torch.no_grad(), self:
-            return call(net, inputs)
+        fused = torch.backends.mha.get_fastpath_enabled()  # PyTorch's encoder layers as single operations
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with torch.no_grad(), self:
+                return call(net, inputs)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
 
     def sources(self, tree: Any) -> Known:
         """Return the tensors in a tree that depend on the inputs or on weights, with their sources."""

@@ -31,6 +31,8 @@ def why_not(net: nn.Module, layer: UnitLayer) -> str:
     modules = [net.get_submodule(path) for path in around]
     if not all("weight" in module._parameters for module in modules):
         return "has a reparametrised weight (weight_norm), or a layer behind it has"
+    if any(module._parameters.keys() - {"weight", "bias"} for module in modules):
+        return "has parameters besides weight and bias, or a layer behind it has"
     parameters = [p for module in modules for p in module.parameters()]
     if not all(p.requires_grad for p in parameters):
         return "is frozen, or has a frozen layer behind it"
@@ -61,7 +63,8 @@ def recycle(
         law: one of `LAWS`.
         initial: state dict of the start; each unit then gets its own first weights and bias back instead.
         optimizers: their moments of the changed entries become 0. Step counts belong to whole parameters and stay.
-    Raises: UserError if a layer or one that reads it has a reparametrised, shared or frozen weight.
+    Raises: UserError if a layer or one that reads it has a reparametrised, shared or frozen weight, or parameters
+        besides weight and bias.
     """
     chosen = (chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen).cpu()
     if len(chosen) == 0:

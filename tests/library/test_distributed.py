@@ -37,6 +37,7 @@ def make() -> Net:
     shapes = {"fused": (6, 18), "wide": (18, 5), "tall": (5, 24), "last": (24, 8)}
     layers = {"tokens": nn.Embedding(37, 8), "conv": nn.Conv1d(8, 6, 3, padding=1)}
     layers |= {name: nn.Linear(*shape) for name, shape in shapes.items()}
+    layers["attention"] = nn.MultiheadAttention(6, 2)
     net = Net(forward, **layers, head=nn.Linear(8, 37, bias=False))
     net.fused.fused_rows = {"q": 6, "k": 6, "v": 6}
     net.head.weight = net.tokens.weight
@@ -51,6 +52,7 @@ def full(model: nn.Module) -> dict[str, torch.Tensor]:
 def sharded() -> Net:
     model = make()
     fully_shard(model.tall)
+    fully_shard(model.attention)
     return fully_shard(model)
 
 

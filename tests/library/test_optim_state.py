@@ -164,7 +164,7 @@ OPTIMIZERS = {
     "sam": SAM,
     "averaging": AveragingFree,
     "masters": Masters,
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.3),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.1, lr_decay=0.5, initial_accumulator_value=0.3),
     "rprop": torch.optim.Rprop,
 }
 if hasattr(torch.optim, "Muon"):  # from torch 2.9 on

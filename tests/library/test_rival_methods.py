@@ -240,11 +240,12 @@ UNFIT = {
     "shares a parameter": lambda net: setattr(net.append(nn.Embedding(1, 3))[3], "weight", net[2].weight),
     "reparametrised": lambda net: nn.utils.parametrizations.weight_norm(net[2]),
     "frozen": lambda net: net[2].requires_grad_(False),
+    "besides weight": lambda net: net[2].register_parameter("sigma", nn.Parameter(torch.ones(2, 3))),
 }
 
 
 @pytest.mark.parametrize("said", UNFIT)
-def test_units_of_shared_reparametrised_and_frozen_weights_are_not_replaced(said):
+def test_units_of_shared_noisy_reparametrised_and_frozen_weights_are_not_replaced(said):
     net = tiny()
     (layer,), _ = find_unit_layers(net, X)
     UNFIT[said](net)

@@ -182,11 +182,16 @@ def test_both_terms_of_a_sum_are_cut_as_the_sum_is() -> None:
     assert [t.shape for t in table.included] == [(48, 32)] * 4 + [(32, 48)]
 
 
-def test_a_fused_weight_that_the_example_does_not_reach_stays_out() -> None:
+def test_a_weight_stays_out_that_the_example_does_not_reach_or_follow() -> None:
     net = Net(lambda net, x: net.out(x), qkv=nn.Linear(8, 24), out=nn.Linear(8, 8))
     table = find_targets(net, example=torch.randn(2, 8))
     assert [t.module for t in table.included] == ["out"]
     assert table.unclear[0].reason.endswith("the example does not show how its rows are used")
+    mixed = Net(lambda net, x: net.out(net.first(x).sort(-1)[0]), first=nn.Linear(8, 8), out=nn.Linear(8, 8))
+    (out,) = find_targets(mixed, example=torch.randn(2, 8)).unclear
+    assert out.module == "first" and out.reason.endswith("its rows cannot be followed through sort")
+    encoder = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))
+    assert not find_targets(encoder, example=torch.randn(2, 5, 8)).unclear
 
 
 def test_plain_layers_stay_one_matrix() -> None:
