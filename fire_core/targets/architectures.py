@@ -134,8 +134,6 @@ def _rows_of(place: Place, traced: Traced | None) -> Layout:
     if parts:
         return replace(whole, parts=parts, why=f"part of a fused {'/'.join(dict(parts))}")
     if traced is not None and not transposed:
-        if key in traced.unclear:
-            return left_out("unclear", f"may hold several matrices: {traced.unclear[key]}")
         if key in traced.whole:
             return whole
         if key in traced.parts and getattr(module, "groups", 1) == 1:
@@ -143,7 +141,7 @@ def _rows_of(place: Place, traced: Traced | None) -> Layout:
     reason = may_be_fused(place, *sizes) if parts is None else "its class uses them in several ways"
     unseen = "give find_targets an example, or set fused_rows on the layer"
     if traced is not None:
-        unseen = "the example does not show how its rows are used"
+        unseen = traced.unclear.get(key, "the example does not show how its rows are used")
     elif type(place.parents[0]) is nn.Module:
         unseen = "which a file does not show (pass --model)"
     return left_out("unclear", f"may hold several matrices ({reason}): {unseen}") if reason else whole
