@@ -30,7 +30,7 @@ from fire_core.methods import create
 from fire_core.methods.method import NEEDS, Method
 from fire_core.optim_state import check_policy, reset_optimizer_state
 from fire_core.report import Report
-from fire_core.seeding import derive
+from fire_core.seeding import derive, kept_chance
 from fire_core.state import State, snapshot
 from fire_core.targets import shorten
 from fire_core.wrapped_models import reshard
@@ -81,11 +81,17 @@ def attach(
     start = {name: dict(values) for name, values in (initial or snapshot(nets)).items()}
     state = State(dict(nets), dict(optimizers), [*followers], start, batches, loss, compiled=compiled)
     method = create(method) if isinstance(method, str) else method
-    return Attached(method, state, optimizer_state, renew, seed)
+    attached = Attached(method, state, optimizer_state, renew, seed)
+    attached.saves_initial = method.takes_initial and initial is None
+    return attached
 
 
 class Attached:
     """What `attach` returns: the calls of a training loop, which act from phase `first_phase` on, and their state."""
+
+    saves_initial = (
+        False  # True: the starting weights are those of the nets at `attach`, and go into checkpoints
+    )
 
     def __init__(
         self, method: Method, state: State, optimizer_state: str, renew: Renewal | None, seed: int
@@ -103,7 +109,7 @@ class Attached:
                 f"method {method.name!r} takes the place of the optimizer of net {min(lacking)!r}: give attach() that one"
             )
         reset_optimizer_state(state.optimizers, "keep", [])  # is refused now rather than at a boundary
-        _check_parameters(method, state)
+        _check_parameters(method, state, renew)
         self.method, self.state, self.seed = method, state, seed
         self.optimizer_state, self.renew = optimizer_state, renew
         self._own = dict(state.optimizers)  # the caller's optimizers, which a method may replace
@@ -134,7 +140,7 @@ class Attached:
         Phase 0 begins without a treatment. `also` is called after the treatment, for what the caller changes at a
         boundary; the memory of the parameters that it returns is cleared with that of the treated ones.
         """
-        state = self.state
+        state = self._training()
         self._enter(phase)
         for net in state.nets.values():
             reshard(net)
@@ -143,7 +149,8 @@ class Attached:
             return Report(method=self.method.name)
         if (renews := self.acting.changes_structure) and not self.renew:
             renewed(state.nets, self._own)  # raises what it raises before the nets are changed
-        report = self.acting.boundary(state)
+        with kept_chance():  # a loader that shuffles draws from it
+            report = self.acting.boundary(state)
         report.method = self.method.name
         if report.changed:
             for target, source in state.followers:
@@ -175,16 +182,16 @@ class Attached:
         skipped: whether a GradScaler left the step out, or a function that returns it, which is called only for methods
             that act after steps: the answer is on the GPU.
         """
-        acting = self.acting
+        acting, state = self.acting, self._training()
         if "gradients" in acting.needs and not self._has_gradients:
             raise UserError(f"method {self.method.name!r} needs {NEEDS['gradients']}")
         if type(acting).after_step is not Method.after_step:
             left_out = skipped() if callable(skipped) else skipped
-            (acting.after_skip if left_out else acting.after_step)(self.state)
+            (acting.after_skip if left_out else acting.after_step)(state)
 
     def after_pass(self) -> None:
         """Call it after each pass over the data of the phase."""
-        self.acting.after_pass(self.state)
+        self.acting.after_pass(self._training())
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -201,8 +208,9 @@ class Attached:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the phase, the networks, the optimizers and the method's state, for a checkpoint."""
-        state = self.state
-        return {
+        state = self._training()
+        own = {"initial": state.initial} if self.saves_initial else {}
+        return own | {
             "phase": state.phase,
             "generator": cast(torch.Generator, state.generator).get_state(),
             "nets": {name: net.state_dict() for name, net in state.nets.items()},
@@ -212,8 +220,10 @@ class Attached:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned. The state of another method is left out: runs may share a first phase."""
-        state = self.state
+        state = self._training()
         self._enter(saved["phase"])
+        if self.saves_initial and "initial" in saved:
+            state.initial.update(saved["initial"])
         if "generator" in saved:  # not in checkpoints of earlier versions
             cast(torch.Generator, state.generator).set_state(saved["generator"].cpu())
         self._built = self._built if self.acting.changes_optimizer else {}  # else of a later phase
@@ -227,6 +237,14 @@ class Attached:
             optimizer.load_state_dict(saved["optimizers"][name])
         if saved["method"]["name"] == self.method.name:
             self.method.load_state_dict(saved["method"]["state"], state)
+
+    def _training(self) -> State:
+        """Return the state. Raises UserError in a block of `evaluating`, whose weights may not be those that train."""
+        if self._evaluating:
+            raise UserError(
+                "treat, train, save and load outside of evaluating(): its weights may be averages"
+            )
+        return self.state
 
     def _renew(self) -> None:
         self._own = dict(self.renew() if self.renew else renewed(self.state.nets, self._own))
@@ -252,8 +270,8 @@ class Attached:
             self.state.optimizers[name] = self._built[name]
 
 
-def _check_parameters(method: Method, state: State) -> None:
-    """Raise UserError for parameters that two nets share, or that a method would begin to train."""
+def _check_parameters(method: Method, state: State, renew: Renewal | None) -> None:
+    """Raise UserError for parameters that two nets share, or that a method would begin or cease to train."""
     owners: dict[Tensor, str] = {}
     for name, net in state.nets.items():
         for key, parameter in net.named_parameters():
@@ -263,6 +281,11 @@ def _check_parameters(method: Method, state: State) -> None:
                 )
         if name in state.optimizers and (method.changes_structure or method.changes_optimizer):
             held = {id(p) for group in state.optimizers[name].param_groups for p in group["params"]}
+            if (method.changes_optimizer or not renew) and held - {id(p) for p in net.parameters()}:
+                raise UserError(
+                    f"method {method.name!r} makes an optimizer of {name!r} alone, and yours has other parameters: give "
+                    "these an optimizer of their own"
+                )
             if left := [key for key, p in net.named_parameters() if p.requires_grad and id(p) not in held]:
                 raise UserError(
                     f"method {method.name!r} would train {shorten(left)} of {name!r}, which its optimizer lacks: freeze it"

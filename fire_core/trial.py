@@ -219,10 +219,9 @@ def _check(
     if isinstance(batches, Iterator):
         raise UserError("batches is an iterator, read only once: give a list, a DataLoader or a function")
     for label, method in methods.items():
-        words = (*method.needs, getattr(method, "scale", ""), getattr(method, "fresh", ""))
-        if "loss" in words and loss is None:
+        if "loss" in method.needs and loss is None:
             raise UserError(f"method {label!r} needs the loss of a net on a batch: give loss=")
-        if not initial and ("initial" in words or getattr(method, "reset", None)):
+        if not initial and method.takes_initial:
             raise UserError(f"method {label!r} needs starting weights: give initial=, or leave it out")
 
 

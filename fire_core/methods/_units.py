@@ -12,10 +12,12 @@ from fire_core.errors import UserError, check_settings
 from fire_core.methods.method import Method
 from fire_core.optim_state import copies_in, nest_of
 from fire_core.report import Report
-from fire_core.seeding import derive
+from fire_core.seeding import derive, kept_chance
 from fire_core.state import State
 from fire_core.units import Recorder, UnitLayer, find_unit_layers, incoming, recycle, why_not
 from fire_core.wrapped_models import replicas_in
+
+MOST_UNSEEN = 100
 
 
 @dataclass
@@ -75,7 +77,8 @@ class LayerMethod(Method):
                     f"method {self.name!r} acts on what one process sees, and replicas would come to differ: it "
                     "does not work with DistributedDataParallel"
                 )
-            found, reasons = find_unit_layers(net, next(coming_inputs(state.batches, name, self.name)))
+            with kept_chance():  # a loader that shuffles draws from it
+                found, reasons = find_unit_layers(net, next(coming_inputs(state.batches, name, self.name)))
             reasons |= {layer.name: why for layer in found if (why := why_not(net, layer))}
             self.layers[name] = [layer for layer in found if layer.name not in reasons]
             if not self.layers[name]:
@@ -135,6 +138,7 @@ class UnitMethod(LayerMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_settings(self, fresh="default he_uniform initial")
+        self.unseen = 0  # steps in a row without activations
 
     def measure(self, activations: Tensor) -> Tensor:
         """Return what to keep of a layer's activations (samples, units) at every step."""
@@ -159,6 +163,12 @@ class UnitMethod(LayerMethod):
                 if measured is not None:  # the first step of a run that starts in phase 0 was not recorded
                     chosen = self.choose(net, layer, self.memory[name][layer.name], measured)
                     scored.append((name, layer, chosen))
+        self.unseen = 0 if scored else self.unseen + 1
+        if self.unseen > MOST_UNSEEN:
+            raise UserError(
+                f"method {self.name!r} saw no activations in {MOST_UNSEEN} steps: it records them in training mode, so call "
+                "train() on the net"
+            )
         for (name, layer, _), chosen in zip(scored, self.indices([chosen for *_, chosen in scored])):
             if len(chosen):
                 self.recycle(state, name, layer, chosen)

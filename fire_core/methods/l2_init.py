@@ -1,6 +1,7 @@
 """L2-init (regenerative regularisation): weight decay towards the starting weights."""
 
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,6 +34,10 @@ class L2Init(Method):
     def __post_init__(self) -> None:
         check_settings(self, coefficient="[0, inf)")
         self._starts: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()  # on the nets' devices
+
+    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
+        super().load_state_dict(saved, state)
+        self._starts.clear()
 
     def penalty(self, state: State) -> Tensor | float:
         """Return the penalty over all nets. Raises UserError without starting weights."""

@@ -65,6 +65,12 @@ class Method:
     remembers: ClassVar[tuple[str, ...]] = ()
     off: ClassVar[dict[str, Any] | None] = None  # settings with which all calls are made and nothing changes
 
+    @property
+    def takes_initial(self) -> bool:
+        """Whether the method, with these settings, takes the starting weights."""
+        words = (*self.needs, getattr(self, "scale", ""), getattr(self, "fresh", ""))
+        return "initial" in words or bool(getattr(self, "reset", None))
+
     def settings(self, *but: str) -> dict[str, Any]:
         """Return the settings by name, but for `first_phase` and those named."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("first_phase", *but)}
@@ -150,6 +156,12 @@ class Method:
                     own = unwrap(state.nets[net]).state_dict()
                     value[net] = {k: v.to(own[k].device) for k, v in part.items()}
             setattr(self, name, value)
+
+
+def rates_of(optimizer: Optimizer, factor: float = 1.0) -> dict[str, Any]:
+    """Return the learning rate of an optimizer, and that from which a schedule starts anew, times a factor."""
+    group = optimizer.param_groups[0]
+    return {key: group[key] * factor for key in ("lr", "initial_lr") if key in group}
 
 
 def start_of(

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from fire_core.errors import UserError, check_settings
 from fire_core.methods.fire import Fire
-from fire_core.methods.method import TEXT, MatrixView, Method, Views, find_weights, register
+from fire_core.methods.method import TEXT, MatrixView, Method, Views, find_weights, rates_of, register
 from fire_core.report import Report
 from fire_core.solvers.schedules import MUON_QUINTIC
 from fire_core.state import State
@@ -142,8 +142,12 @@ class Muon(Method):
         self, net: nn.Module, views: Views, default: Optimizer, epsilon: float, kind: Any = MuonAdam
     ) -> MuonAdam:
         """Return an optimizer that trains the weights of `views` with Muon, and all others with Adam."""
-        rate, rest = default.param_groups[0]["lr"], list[nn.Parameter]()
-        own = {"lr": rate * self.rate_factor, "rate_factor": self.rate_factor, "momentum": self.momentum}
+        rest, plain = list[nn.Parameter](), rates_of(default)
+        own = {
+            **rates_of(default, self.rate_factor),
+            "rate_factor": self.rate_factor,
+            "momentum": self.momentum,
+        }
         groups: dict[tuple[bool, bool], dict[str, Any]] = {}
         for name, parameter in net.named_parameters():
             if view := views.get(name):
@@ -152,8 +156,8 @@ class Muon(Method):
                 group["params"].append(parameter)
             else:
                 rest.append(parameter)
-        adam = {"lr": rate, "betas": tuple(self.adam_betas), "eps": epsilon}
-        return kind([*groups.values(), *([{"params": rest}] if rest else [])], adam)
+        adam = {"lr": plain["lr"], "betas": tuple(self.adam_betas), "eps": epsilon}
+        return kind([*groups.values(), *([{"params": rest, **plain}] if rest else [])], adam)
 
 
 @register

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -63,6 +64,10 @@ class NaP(Method):
         check_settings(self, every_steps="[1, inf)")
         self.steps = 0
         self._norms: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
+
+    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
+        super().load_state_dict(saved, state)
+        self._norms.clear()
 
     def after_step(self, state: State) -> None:
         self.steps += 1

@@ -10,6 +10,7 @@ from fire_core.errors import check_settings
 from fire_core.measure.dormancy import dormancy
 from fire_core.methods._units import ForgetfulUnitMethod, coming_inputs
 from fire_core.methods.method import TEXT, register
+from fire_core.seeding import kept_chance
 from fire_core.state import State
 from fire_core.units import recycle
 
@@ -67,9 +68,10 @@ class ReDo(ForgetfulUnitMethod):
 
     def _some_inputs(self, state: State, name: str) -> list[Any]:
         taken, parts = 0, []
-        for inputs in coming_inputs(state.batches, name, self.name):
-            parts.append(inputs)
-            taken += len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
-            if taken >= self.samples:
-                break
+        with kept_chance():
+            for inputs in coming_inputs(state.batches, name, self.name):
+                parts.append(inputs)
+                taken += len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
+                if taken >= self.samples:
+                    break
         return parts

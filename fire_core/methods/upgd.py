@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import check_settings
-from fire_core.methods.method import FIXTURE, Method, register
+from fire_core.methods.method import FIXTURE, Method, rates_of, register
 from fire_core.methods.muon import AdamBased
 from fire_core.seeding import derive
 
@@ -129,14 +129,17 @@ class UPGD(Method):
         check_settings(self, sigma="[0, inf)", weight_decay="[0, inf)", decay="[0, 1)")
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
-        """Return a new optimizer of all trained parameters.
+        """Return a new optimizer of all parameters: those without a gradient stay.
 
         Its seed is made from the weights, which all processes of a run have in common. Checkpoints hold it.
         """
         trained = [p for p in net.parameters() if p.requires_grad]
         total = sum(float(p.detach().double().abs().sum()) for p in trained)
-        group, usual = {"params": trained, "rate_factor": self.rate_factor}, default.param_groups[0]
-        eps = usual.get("eps")  # Adafactor has two
-        given = {"lr": usual["lr"] * self.rate_factor, "eps": eps if isinstance(eps, float | int) else 1e-8}
+        rates, eps = (
+            rates_of(default, self.rate_factor),
+            default.param_groups[0].get("eps"),
+        )  # Adafactor has two
+        group = {"params": list(net.parameters()), "rate_factor": self.rate_factor, **rates}
+        given = {"lr": rates["lr"], "eps": eps if isinstance(eps, float | int) else 1e-8}
         seed = derive(0, "upgd", repr(total))
         return PerturbedDescent([group], seed=seed, **given, **self.settings("rate_factor"))

@@ -76,7 +76,7 @@ def layout_of(place: Place, traced: Traced | None) -> Layout:
 
     Raises UserError if its module's `fused_rows` is not a dict of integers that add up to the rows, or is refuted.
     """
-    module, name, dim = place.module, class_name(place.module), place.parameter.dim()
+    module, name, dim = place.module, own_class(place.module).__name__, place.parameter.dim()
     is_weight, is_convolution = place.attribute == "weight", isinstance(place.module, conv._ConvNd)
     layout = _rows_of(place, traced)
     if not layout.included:
@@ -118,7 +118,7 @@ def _rows_of(place: Place, traced: Traced | None) -> Layout:
     module, attribute, key = place.module, place.attribute, id(place.parameter)
     sizes = outputs_of(module) if attribute == "weight" else None
     transposed = sizes is not None and not isinstance(module, nn.Linear | conv._ConvNd)
-    why = f"weight of {class_name(module)}" if sizes is not None else ""
+    why = f"weight of {own_class(module).__name__}" if sizes is not None else ""
     whole = Layout("linear", f"{why}, stored (in, out)" if transposed else why, transposed=transposed)
     if attribute == "weight" and hasattr(module, "fused_rows"):
         rows = sizes[0] if sizes else place.parameter.shape[-2]
@@ -293,11 +293,6 @@ def outputs_of(module: nn.Module) -> tuple[int, int] | None:
     # transformers' Conv1D stores (in, out)
     named = any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
     return (second, first) if named and hasattr(module, "nf") else None
-
-
-def class_name(module: nn.Module) -> str:
-    """Return the name of a module's class."""
-    return own_class(module).__name__
 
 
 def own_class(module: nn.Module) -> type[nn.Module]:

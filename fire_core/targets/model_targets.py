@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
-from fire_core.targets.architectures import NORMS, Layout, Place, class_name, layout_of
+from fire_core.targets.architectures import NORMS, Layout, Place, layout_of, own_class
 from fire_core.targets.rows import Traced, trace_rows
 from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, select, shorten
 
@@ -118,7 +118,7 @@ def _place(modules: dict[str, nn.Module], owned: list[tuple[str, str]], heads: s
 
 def _without_matrix(place: Place) -> Layout | None:
     """Return why a parameter holds no matrix, whatever its layer is, or None."""
-    module, name, kind = place.module, place.whole.name, class_name(place.module)
+    module, name, kind = place.module, place.whole.name, own_class(place.module).__name__
     p: Any = place.parameter
     owners, can = (*place.parents, module), "weights can be treated"
     # a class of its own, as of quantised weights, whose dtype is that of dequantize(); DTensor has one, too

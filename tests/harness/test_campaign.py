@@ -59,8 +59,7 @@ def test_a_sweep_is_what_one_types_and_given_overrides_go_where_the_key_exists(t
 
 
 def test_a_plan_worked_by_hand(tiny, tmp_path):
-    """Seven runs of 30 min, those of label_noise of 12 as its file says. Sweeps 1 and 3 have two runs, two at a time: 0.5 h
-    each. Of sweep 4, one run is done."""
+    """Runs of 30 min, of label_noise 12. Sweeps 1 and 3: two runs at a time, 0.5 h each; of 4, one is done."""
     for done in ("none-batch_size=8/seed_4", "none-batch_size=9/seed_3"):
         (folder := tmp_path / "random_label" / "smoke" / done).mkdir(parents=True)
         (folder / "DONE").touch()

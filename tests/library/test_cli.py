@@ -184,8 +184,7 @@ BODY = {"up.weight": (64, D), "down.weight": (D, 64), "q.weight": (D, D)}
 
 @pytest.mark.parametrize("name", TABLES)
 def test_what_may_be_a_table_stays_out_of_a_bare_file(tmp_path: Path, name: str) -> None:
-    """By its name, or because it has as many rows as the output layer, as `encoder` of torch's language model has. What
-    GPT-2 stores transposed stays out, too, and gains."""
+    """By its name, or with as many rows as the output layer. So do weights that GPT-2 stores transposed, and gains."""
     shapes = {"user_factors": (20 * D, D), "vq.codebooks": (2, V, D), "relative_attention_bias": (D, D)}
     shape = shapes.get(name, (V, D))
     shapes = {f"{name}.weight": shape, **BODY, "decoder.weight": (V, D), "decoder.bias": (V,)}

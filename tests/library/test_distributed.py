@@ -51,8 +51,7 @@ def full(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def sharded() -> Net:
     model = make()
-    fully_shard(model.tall)
-    fully_shard(model.attention)
+    fully_shard(model.tall), fully_shard(model.attention)
     return fully_shard(model)
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
 import vision.official  # noqa: F401 (registers the official variants)
-from fire_core import attach
+from fire_core import UserError, attach
 from fire_core.methods import Method, available, create, variants
 from tests.polar_cases import gaussian
 from tests.tiny_nets import Conv, hooks, train_step
@@ -54,8 +54,8 @@ IN_PLACE = [case for case in CASES if "official" not in case and not create(CASE
 class Training:
     """A few steps of a small net with a method, as any loop makes them: two boundaries and a test after each pass."""
 
-    def __init__(self, case="none", net="tiny", dtype=torch.float32, first_phase=0, **settings):
-        torch.manual_seed(0)
+    def __init__(self, case="none", net="tiny", dtype=torch.float32, first_phase=0, seed=0, **settings):
+        torch.manual_seed(seed)
         shape = NETS.get(net, {"image_size": 8})
         self.net = (Conv() if net == "tiny" else build(net, classes=5, channels=3, **shape)).to(dtype)
         self.net.to(memory_format=torch.channels_last if net == "resnet18" else torch.preserve_format)
@@ -71,7 +71,7 @@ class Training:
 
     def batches(self):
         assert not self.loading  # the data are not there yet when a checkpoint is loaded
-        return iter(self.data)
+        return iter(self.data[: torch.randint(2, 3, ())])  # draws a number, as a loader that shuffles
 
     def train(self, steps):
         for _ in range(steps):
@@ -81,8 +81,9 @@ class Training:
             if self.steps % 2 == 0:
                 self.treatment.after_pass()
                 with self.treatment.evaluating(), torch.no_grad():
-                    with self.treatment.evaluating():
+                    with self.treatment.evaluating(), pytest.raises(UserError, match="outside of evaluating"):
                         self.tested.append(self.weights())
+                        self.treatment.state_dict()
                     assert torch.equal(self.weights(), self.tested[-1])
         return self
 
@@ -100,13 +101,14 @@ class Training:
         return [self.weights(), *self.tested, *memory, torch.get_rng_state()]
 
     def save(self):
-        return {"treatment": self.treatment.state_dict(), "steps": self.steps, "tested": self.tested}
+        kept = {"steps": self.steps, "tested": self.tested, "random": torch.get_rng_state()}
+        return {"treatment": self.treatment.state_dict(), **kept}
 
     def load(self, saved):
         self.loading = True
         self.treatment.load_state_dict(saved["treatment"])
-        self.loading = False
-        self.steps, self.tested = saved["steps"], list(saved["tested"])
+        torch.set_rng_state(saved["random"])
+        self.loading, self.steps, self.tested = False, saved["steps"], list(saved["tested"])
         return self
 
 
@@ -167,7 +169,7 @@ def test_turned_off_it_changes_nothing(case, plain):
 
 @pytest.mark.parametrize("case", CASES)
 def test_resumes_and_needs_every_key_of_its_state(case, tmp_path):
-    """Saved after the first step, and in the middle of the second phase."""
+    """Saved after the first step, and in the middle of the second phase. The other process starts with other weights."""
     net = "vgg16" if case == "snr official" else "tiny"  # a deep net has units that are silent all the time
     dtype = torch.bfloat16 if case == "upgd" else torch.float32  # its averages stay float32 all the same
     make = partial(Training, case, net, dtype)
@@ -189,7 +191,7 @@ def test_resumes_and_needs_every_key_of_its_state(case, tmp_path):
 
     def differs(saved):
         try:
-            return not same(finished(make().load(saved)), wanted)
+            return not same(finished(make(seed=1).load(saved)), wanted)
         except AssertionError:  # it looks at data that are not there yet
             return True
 

@@ -239,8 +239,9 @@ def test_what_would_be_treated_twice_or_begin_to_train_is_refused():
     with pytest.raises(UserError, match="would be treated twice"):
         attach("parseval", {"a": net, "b": net[0]})
     for method in ("muon", "upgd", create("plasticity_injection", head="1")):
-        with pytest.raises(UserError, match="would train 0"):
-            attach(method, net, torch.optim.SGD(net[1].parameters()))
+        for said, whole, held in (("would train 0", net, net[1]), ("other parameters", net[1], net)):
+            with pytest.raises(UserError, match=said):
+                attach(method, whole, torch.optim.SGD(held.parameters()))
     with pytest.raises(UserError, match="f made 1"), observe(net, action="", method="f"):
         net[1].weight = nn.Parameter(net[1].weight / 2)
     with pytest.raises(UserError, match=r"adam_betas=0\.9 must be two numbers"):

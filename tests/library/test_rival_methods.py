@@ -130,6 +130,8 @@ def test_continual_backprop_by_hand():
     assert net[2].bias.item() == pytest.approx(0.5 * 3.0)  # takes over w_out * mean h of the unit that went
     assert net[0].weight[:2].tolist() == [[1.0, 0.0], [0.0, 1.0]]
     assert (net[0].weight[2].abs() <= 2**-0.5).all() and not torch.equal(net[0].weight[2], torch.ones(2))
+    with pytest.raises(UserError, match="no activations in 100 steps"):
+        [method.after_step(state) for _ in range(100)]
 
 
 def test_continual_backprop_compares_utilities_that_are_corrected_for_age():
@@ -217,7 +219,9 @@ def test_muon_is_that_of_torch_on_each_matrix(shape):
 def test_muon_shares_out_the_parameters():
     body = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4), nn.ReLU()
     net = nn.Sequential(*body, nn.Linear(4, 2))
-    treatment = attach("muon", net, torch.optim.Adam(net.parameters(), lr=1e-3, eps=1.5e-4))
+    adam = torch.optim.Adam(net.parameters(), lr=1e-2, eps=1.5e-4)
+    torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 0.1)
+    treatment = attach("muon", net, adam)
     start = treatment.state_dict()
     treatment.boundary(1)
     later = treatment.optimizer
@@ -229,8 +233,8 @@ def test_muon_shares_out_the_parameters():
     muon, adam = both.param_groups
     assert list(map(id, muon["params"])) == [id(net[0].weight), id(net[3].weight)]
     assert {*map(id, adam["params"])} == {*map(id, net.parameters())} - {*map(id, muon["params"])}
-    assert muon["lr"] == pytest.approx(1e-2) and muon["rate_factor"] == 10.0
-    assert (adam["lr"], adam["betas"], adam["eps"]) == (1e-3, (0.9, 0.95), 1.5e-4)
+    assert (muon["lr"], muon["initial_lr"], adam["initial_lr"]) == pytest.approx((1e-2, 1e-1, 1e-2))
+    assert (adam["lr"], adam["betas"], adam["eps"], muon["rate_factor"]) == (1e-3, (0.9, 0.95), 1.5e-4, 10.0)
     net[5] = nn.Linear(4, 3)
     treatment.boundary(3)
     assert treatment.optimizer is not both

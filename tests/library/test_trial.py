@@ -169,8 +169,7 @@ def test_several_networks_with_a_follower():
 
 FROM_THE_START = ["full_reset", "shrink_perturb", "l2_init", "nap", create("fire", reset="linear")]
 FROM_THE_START += [create("fire", scale="initial"), create("redo", fresh="initial")]
-HOOKED = nn.Linear(6, 4)
-HOOKED.weight.register_hook(abs)
+(HOOKED := nn.Linear(6, 4)).weight.register_hook(abs)
 MISTAKES = [
     ("give the network inside DistributedDataParallel", {"net": (replica(nn.Linear(6, 4)), None, None)}),
     ("copies have no hooks", {"net": (HOOKED, torch.optim.Adam(HOOKED.parameters()), {})}),

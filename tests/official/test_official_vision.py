@@ -407,8 +407,7 @@ def test_methods_can_see_the_last_batches_of_the_phase_before(run):
 
 
 def test_an_epoch_ends_with_a_test_and_then_the_method(run, fidelity):
-    """All test images, in one pass and in their order, normalised as the authors do; then `after_evaluation`,
-    which is where the official ReDo acts."""
+    """All test images in order, in one pass, normalised as the authors do; then `after_evaluation`, where ReDo acts."""
     experiment, images, seen = run
     ends = places_of(seen, "end of epoch")
     assert len(ends) == 3

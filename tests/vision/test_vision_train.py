@@ -21,8 +21,7 @@ SCRIPT = Script("vision/train.py")
 
 
 def test_with_replay_old_and_new_classes_are_logged_apart(tmp_path):
-    """The accuracy on the classes seen is the mean of both, weighted by their numbers: 4, 3 and 3 of 10 classes. A net with
-    batch norm has a second accuracy after each boundary."""
+    """The accuracy on classes seen is weighted by their numbers, 4, 3 and 3 of 10; batch norm gives a second one."""
     what = ["experiment=fig2c_tiny_imagenet_vgg16", "run.trunk=false", "method=none"]
     SCRIPT.train(tmp_path, *what, "protocol.replay=0.5")
     lines = metrics_of(tmp_path)
