@@ -89,9 +89,7 @@ def attach(
 class Attached:
     """What `attach` returns: the calls of a training loop, which act from phase `first_phase` on, and their state."""
 
-    saves_initial = (
-        False  # True: the starting weights are those of the nets at `attach`, and go into checkpoints
-    )
+    saves_initial = False  # True: checkpoints hold the starting weights
 
     def __init__(
         self, method: Method, state: State, optimizer_state: str, renew: Renewal | None, seed: int
@@ -273,6 +271,7 @@ class Attached:
 def _check_parameters(method: Method, state: State, renew: Renewal | None) -> None:
     """Raise UserError for parameters that two nets share, or that a method would begin or cease to train."""
     owners: dict[Tensor, str] = {}
+    everything = {id(p) for net in state.nets.values() for p in net.parameters()}
     for name, net in state.nets.items():
         for key, parameter in net.named_parameters():
             if (owner := owners.setdefault(parameter, name)) != name:
@@ -281,9 +280,9 @@ def _check_parameters(method: Method, state: State, renew: Renewal | None) -> No
                 )
         if name in state.optimizers and (method.changes_structure or method.changes_optimizer):
             held = {id(p) for group in state.optimizers[name].param_groups for p in group["params"]}
-            if (method.changes_optimizer or not renew) and held - {id(p) for p in net.parameters()}:
+            if (method.changes_optimizer or not renew) and held - everything:
                 raise UserError(
-                    f"method {method.name!r} makes an optimizer of {name!r} alone, and yours has other parameters: give "
+                    f"method {method.name!r} replaces the optimizer of {name!r}, which has other parameters, too: give "
                     "these an optimizer of their own"
                 )
             if left := [key for key, p in net.named_parameters() if p.requires_grad and id(p) not in held]:

@@ -294,11 +294,10 @@ def _forget(part: Any, counters: list[Any], everything: bool, chosen: set[int]) 
                 entry = part.state.pop(parameter)
                 if kept := {key: value for key, value in entry.items() if key in memory.kept}:
                     part.state[parameter] = kept
+                started = {"sum": group.get("initial_accumulator_value", 0.0)}  # of Adagrad
                 for key, value in kept.items():
                     if isinstance(value, Tensor) and key not in memory.copies:
-                        value.fill_(
-                            group.get("initial_accumulator_value", 0.0) if key == "sum" else 0.0
-                        )  # of Adagrad
+                        value.fill_(started.get(key, 0.0))
                 dropped.add(id(parameter))
     for owner, key, first in counters:
         if id(owner) in restarting and first is ABSENT:

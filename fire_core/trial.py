@@ -205,15 +205,11 @@ def _check(
     if any(replicas_in(net) or is_sharded(net.parameters()) for net in nets.values()):
         raise UserError("trial works in one process: give the network inside DistributedDataParallel or FSDP")
     parameters = [p for net in nets.values() for p in net.parameters()]
-    hooks: list[Any] = [
-        each for p in parameters for each in (p._backward_hooks, p._post_accumulate_grad_hooks)
-    ]
+    hooks: list[Any] = [(p._backward_hooks or p._post_accumulate_grad_hooks) for p in parameters]
     for own in [optimizer] if isinstance(optimizer, Optimizer) else optimizer.values():
         hooks += [getattr(own, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]
     if any(hooks):
-        raise UserError(
-            "copies have no hooks of parameters or optimizers: remove them, and do in step what they did"
-        )
+        raise UserError("copies have no hooks of parameters or optimizers: remove them, and do that in step")
     if steps < PARTS or repeats < 2:
         raise UserError(f"steps={steps}, repeats={repeats}: give at least {PARTS} steps and 2 repeats")
     if isinstance(batches, Iterator):

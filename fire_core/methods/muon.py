@@ -142,12 +142,8 @@ class Muon(Method):
         self, net: nn.Module, views: Views, default: Optimizer, epsilon: float, kind: Any = MuonAdam
     ) -> MuonAdam:
         """Return an optimizer that trains the weights of `views` with Muon, and all others with Adam."""
-        rest, plain = list[nn.Parameter](), rates_of(default)
-        own = {
-            **rates_of(default, self.rate_factor),
-            "rate_factor": self.rate_factor,
-            "momentum": self.momentum,
-        }
+        rest, rates, plain = list[nn.Parameter](), rates_of(default, self.rate_factor), rates_of(default)
+        own = {**rates, "rate_factor": self.rate_factor, "momentum": self.momentum}
         groups: dict[tuple[bool, bool], dict[str, Any]] = {}
         for name, parameter in net.named_parameters():
             if view := views.get(name):

@@ -135,10 +135,8 @@ class UPGD(Method):
         """
         trained = [p for p in net.parameters() if p.requires_grad]
         total = sum(float(p.detach().double().abs().sum()) for p in trained)
-        rates, eps = (
-            rates_of(default, self.rate_factor),
-            default.param_groups[0].get("eps"),
-        )  # Adafactor has two
+        rates = rates_of(default, self.rate_factor)
+        eps = default.param_groups[0].get("eps")  # Adafactor has two
         group = {"params": list(net.parameters()), "rate_factor": self.rate_factor, **rates}
         given = {"lr": rates["lr"], "eps": eps if isinstance(eps, float | int) else 1e-8}
         seed = derive(0, "upgd", repr(total))

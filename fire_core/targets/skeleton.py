@@ -43,9 +43,8 @@ def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:
         if name in tables and holders[memory[name]] > 1:  # the Linear that holds the same weight decides
             layers[path] = nn.Embedding(1, 1, device="meta")
         elif attribute == "weight":
-            layers[path] = _layer(
-                path.rpartition(".")[2], tensor, known.get(f"{path}.bias"), tables.get(name, "")
-            )
+            word, bias = path.rpartition(".")[2], known.get(f"{path}.bias")
+            layers[path] = _layer(word, tensor, bias, tables.get(name, ""))
     root, shared = nn.Module(), dict[object, nn.Parameter]()
     for name, tensor in known.items():
         *words, attribute = name.split(".")
