@@ -185,8 +185,7 @@ def test_where_nothing_is_lost_no_claim_is_judged(tmp_path):
     ],
 )
 def test_an_agent_must_have_learned(tmp_path, before, met, told):
-    """Random actions return 4 and 5. Ratios of 1.5 and 1.5 lie above 1.2; 1.1 and 1.1 do not, nor 1.25 and 1, whose
-    interval has 1 in it."""
+    """Random actions return 4 and 5. Ratios 1.5 and 1.5 lie above 1.2; 1.1 and 1.1 do not, nor 1.25 and 1."""
     for seed, random, level in ((1, 4.0, before[0]), (2, 5.0, before[1])):
         lines = [{"phase": 0, "step": 1, "random_return": random}]
         lines += [{"phase": p, "step": 10 + 10 * p, "train_return": (level, 9.0)[p]} for p in (0, 1)]
