@@ -170,9 +170,9 @@ class Attached:
 
         nets: names of those that step next, where the networks step one after another; by default all.
         """
-        self._has_gradients = True
-        chosen = {name: self.state.nets[name] for name in nets}
-        self.acting.before_step(replace(self.state, nets=chosen) if nets else self.state)
+        state, self._has_gradients = self._training(), True
+        chosen = {name: state.nets[name] for name in nets}
+        self.acting.before_step(replace(state, nets=chosen) if nets else state)
 
     def after_step(self, skipped: bool | Callable[[], bool] = False) -> None:
         """Call it after the optimizer's step.
@@ -207,8 +207,8 @@ class Attached:
     def state_dict(self) -> dict[str, Any]:
         """Return the phase, the networks, the optimizers and the method's state, for a checkpoint."""
         state = self._training()
-        own = {"initial": state.initial} if self.saves_initial else {}
-        return own | {
+        own = state.initial if self.saves_initial else {}  # empty: attach() was given them
+        return ({"initial": own} if self.method.takes_initial else {}) | {
             "phase": state.phase,
             "generator": cast(torch.Generator, state.generator).get_state(),
             "nets": {name: net.state_dict() for name, net in state.nets.items()},
@@ -221,7 +221,10 @@ class Attached:
         state = self._training()
         self._enter(saved["phase"])
         if self.saves_initial and "initial" in saved:
-            state.initial.update(saved["initial"])
+            if not saved["initial"]:
+                raise UserError("the saved run was given initial=: give attach() the same starting weights")
+            for name, values in saved["initial"].items():
+                state.initial[name] = {key: value.cpu() for key, value in values.items()}
         if "generator" in saved:  # not in checkpoints of earlier versions
             cast(torch.Generator, state.generator).set_state(saved["generator"].cpu())
         self._built = self._built if self.acting.changes_optimizer else {}  # else of a later phase
@@ -258,11 +261,12 @@ class Attached:
             groups = self._built[name].param_groups if name in self._built else []
             held = {id(p) for group in groups for p in group["params"]}
             if any(p.requires_grad and id(p) not in held for p in net.parameters()):
-                rates = sorted({float(group["lr"]) for group in self._own[name].param_groups})
+                groups = self._own[name].param_groups
+                rates = sorted({(float(g["lr"]), float(g.get("initial_lr", g["lr"]))) for g in groups})
                 if len(rates) > 1:
                     raise UserError(
                         f"method {self.method.name!r} makes an optimizer of its own with one learning rate, and the groups "
-                        f"of yours have {', '.join(map(str, rates))}: give all groups the same"
+                        f"of yours have {', '.join(str(rate) for rate, _ in rates)}: give all groups the same"
                     )
                 self._built[name] = self.acting.build(net, self._own[name])
             self.state.optimizers[name] = self._built[name]
@@ -271,7 +275,7 @@ class Attached:
 def _check_parameters(method: Method, state: State, renew: Renewal | None) -> None:
     """Raise UserError for parameters that two nets share, or that a method would begin or cease to train."""
     owners: dict[Tensor, str] = {}
-    everything = {id(p) for net in state.nets.values() for p in net.parameters()}
+    known = {id(p) for name in state.nets.keys() & state.optimizers for p in state.nets[name].parameters()}
     for name, net in state.nets.items():
         for key, parameter in net.named_parameters():
             if (owner := owners.setdefault(parameter, name)) != name:
@@ -280,10 +284,10 @@ def _check_parameters(method: Method, state: State, renew: Renewal | None) -> No
                 )
         if name in state.optimizers and (method.changes_structure or method.changes_optimizer):
             held = {id(p) for group in state.optimizers[name].param_groups for p in group["params"]}
-            if (method.changes_optimizer or not renew) and held - everything:
+            if (method.changes_optimizer or not renew) and (other := len(held - known)):
                 raise UserError(
-                    f"method {method.name!r} replaces the optimizer of {name!r}, which has other parameters, too: give "
-                    "these an optimizer of their own"
+                    f"method {method.name!r} replaces the optimizer of {name!r}, of which {other} parameters are in no net "
+                    "with an optimizer: give them one of their own, or nets and optimizers by name"
                 )
             if left := [key for key, p in net.named_parameters() if p.requires_grad and id(p) not in held]:
                 raise UserError(

@@ -22,6 +22,7 @@ from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.methods.method import Method
 from fire_core.seeding import derive, kept_chance, seeded
+from fire_core.targets import shorten
 from fire_core.wrapped_models import is_sharded, replicas_in
 
 PARTS = 10  # of a branch, which is scored after each
@@ -204,12 +205,18 @@ def _check(
 ) -> None:
     if any(replicas_in(net) or is_sharded(net.parameters()) for net in nets.values()):
         raise UserError("trial works in one process: give the network inside DistributedDataParallel or FSDP")
-    parameters = [p for net in nets.values() for p in net.parameters()]
-    hooks: list[Any] = [(p._backward_hooks or p._post_accumulate_grad_hooks) for p in parameters]
-    for own in [optimizer] if isinstance(optimizer, Optimizer) else optimizer.values():
-        hooks += [getattr(own, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]
-    if any(hooks):
-        raise UserError("copies have no hooks of parameters or optimizers: remove them, and do that in step")
+    parameters = {name: p for net in nets.values() for name, p in net.named_parameters()}
+    hooked = [n for n, p in parameters.items() if p._backward_hooks or p._post_accumulate_grad_hooks]
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer.values()
+    hooks = [
+        getattr(o, f"_optimizer_step_{when}_hooks", None) for o in optimizers for when in ("pre", "post")
+    ]
+    if hooked or any(hooks):
+        of = shorten(hooked) or "the optimizer"
+        raise UserError(
+            f"a copy would lose the hooks of {of}: remove them (wandb.unwatch), and if they change gradients or weights, do "
+            "that in step"
+        )
     if steps < PARTS or repeats < 2:
         raise UserError(f"steps={steps}, repeats={repeats}: give at least {PARTS} steps and 2 repeats")
     if isinstance(batches, Iterator):

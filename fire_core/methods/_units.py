@@ -164,10 +164,10 @@ class UnitMethod(LayerMethod):
                     chosen = self.choose(net, layer, self.memory[name][layer.name], measured)
                     scored.append((name, layer, chosen))
         self.unseen = 0 if scored else self.unseen + 1
-        if self.unseen > MOST_UNSEEN:
+        if self.unseen >= MOST_UNSEEN:
             raise UserError(
-                f"method {self.name!r} saw no activations in {MOST_UNSEEN} steps: it records them in training mode, so call "
-                "train() on the net"
+                f"method {self.name!r} saw no activations in {MOST_UNSEEN} steps: it records forward passes in training "
+                "mode, with gradients and outside of torch.compile"
             )
         for (name, layer, _), chosen in zip(scored, self.indices([chosen for *_, chosen in scored])):
             if len(chosen):

@@ -8,9 +8,9 @@ from torch.utils._pytree import tree_leaves
 
 from fire_core.errors import check_settings
 from fire_core.measure.dormancy import dormancy
-from fire_core.methods._units import ForgetfulUnitMethod, coming_inputs
+from fire_core.methods._units import ForgetfulUnitMethod, coming_inputs, stream_of
 from fire_core.methods.method import TEXT, register
-from fire_core.seeding import kept_chance
+from fire_core.seeding import seeded
 from fire_core.state import State
 from fire_core.units import recycle
 
@@ -68,7 +68,8 @@ class ReDo(ForgetfulUnitMethod):
 
     def _some_inputs(self, state: State, name: str) -> list[Any]:
         taken, parts = 0, []
-        with kept_chance():
+        # other samples each time, and the random streams of the training stay as they are
+        with seeded(stream_of(state, self.name, self.counts["steps"]).initial_seed()):
             for inputs in coming_inputs(state.batches, name, self.name):
                 parts.append(inputs)
                 taken += len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))

@@ -241,7 +241,8 @@ def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
     before, after = _neighbours(place)
     read_by_layers = {takes for _, takes, norm in after if not norm}
     if outputs not in {takes for _, takes, _ in after}:
-        share = next((n for n in (2, 3, 4, 6) if outputs / n in read_by_layers), 0)
+        shares = (2, 3, 4, 6) if place.parameter.dim() == 2 else (2, 3)  # bottlenecks have 4, too
+        share = next((n for n in shares if outputs / n in read_by_layers), 0)
         plain = max(place.parameter.shape[2:], default=1) == 1 and (role != "o" or outputs > inputs)
         if share and plain:
             return f"its {outputs} outputs are {share} times what a later layer takes"

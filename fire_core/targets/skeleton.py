@@ -2,7 +2,7 @@
 
 The kind of layer follows from the shape: a 2-D "weight" is a Linear, a 3-D to 5-D "weight" is a convolution. A file does
 not show everything, so what may be something else is left out, with the reason: what may be a table that is looked up,
-convolutions with one input channel, weights that look fused, and layers that are transposed in GPT-2 but not in later
+convolutions with one input channel, gains, weights that look fused, and layers that are transposed in GPT-2 but not in later
 models with the same names. Grouped convolutions cannot be told from others.
 """
 
@@ -81,8 +81,10 @@ def _tables(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def _layer(word: str, tensor: Tensor, bias: Tensor | None, unclear: str) -> nn.Module:
     """Return the layer, with a weight to be replaced, that has a weight of this shape and this last word of its path."""
     dim = tensor.dim()
-    if re.search(r"norm|^ln_?\d*$", word.lower()) or (bias is not None and bias.dim() > 1):
-        unclear = unclear or "named like a norm, or with a bias of several dimensions: gains"
+    if re.search(r"norm(?!al)|^ln_?\d*$", word.lower()):
+        unclear = unclear or "named like a norm: gains"
+    if bias is not None and bias.dim() > 1:
+        unclear = unclear or "with a bias of several dimensions: gains of a norm, or a stack"
     if dim == 2 and word in ("c_fc", "c_proj"):
         unclear = unclear or "stored as (in, out) by GPT-2, (out, in) by others"
     if dim in CONVOLUTIONS and tensor.shape[1] == 1:

@@ -31,7 +31,7 @@ def why_not(net: nn.Module, layer: UnitLayer) -> str:
     modules = [net.get_submodule(path) for path in around]
     if not all("weight" in module._parameters for module in modules):
         return "has a reparametrised weight (weight_norm), or a layer behind it has"
-    if any(module._parameters.keys() - {"weight", "bias"} for module in modules):
+    if any({n for n, p in m._parameters.items() if p is not None} - {"weight", "bias"} for m in modules):
         return "has parameters besides weight and bias, or a layer behind it has"
     parameters = [p for module in modules for p in module.parameters()]
     if not all(p.requires_grad for p in parameters):

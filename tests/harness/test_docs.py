@@ -266,7 +266,6 @@ def test_the_readme_gives_the_minutes_of_the_papers_panels(figure):
 
 
 def test_the_readme_gives_the_size_of_the_papers_campaign(tmp_path):
-    """Hours are rounded to a hundred."""
     planned = campaign.plan("paper", [f"run.root={tmp_path}"])
     computed = re.search(r"paper: (\d+) runs left, .* hours, ([\d.]+) if one at a time", planned)
     written = re.search(r"(\d+) runs, about ([\d,]+) hours", (ROOT / "README.md").read_text())

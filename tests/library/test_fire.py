@@ -194,7 +194,6 @@ def test_tied_weights_are_treated_once_and_forgotten_together():
 
 
 def test_a_call_goes_through_few_functions():
-    """At most 45, in at most 7 files."""
     root, called, net = str(Path(fire_core.__file__).parent), set(), two_layers()
 
     def watch(frame, event, function):

@@ -238,8 +238,10 @@ def test_what_would_be_treated_twice_or_begin_to_train_is_refused():
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     with pytest.raises(UserError, match="would be treated twice"):
         attach("parseval", {"a": net, "b": net[0]})
+    pair = {"a": net[0], "b": net[1]}
+    wrong = [(net, net[1], "would train 0"), (net[1], net, "in no net"), (pair, net, "in no net|that one")]
     for method in ("muon", "upgd", create("plasticity_injection", head="1")):
-        for said, whole, held in (("would train 0", net, net[1]), ("other parameters", net[1], net)):
+        for whole, held, said in wrong:
             with pytest.raises(UserError, match=said):
                 attach(method, whole, torch.optim.SGD(held.parameters()))
     with pytest.raises(UserError, match="f made 1"), observe(net, action="", method="f"):

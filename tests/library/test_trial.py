@@ -172,7 +172,7 @@ FROM_THE_START += [create("fire", scale="initial"), create("redo", fresh="initia
 (HOOKED := nn.Linear(6, 4)).weight.register_hook(abs)
 MISTAKES = [
     ("give the network inside DistributedDataParallel", {"net": (replica(nn.Linear(6, 4)), None, None)}),
-    ("copies have no hooks", {"net": (HOOKED, torch.optim.Adam(HOOKED.parameters()), {})}),
+    ("lose the hooks of weight", {"net": (HOOKED, torch.optim.Adam(HOOKED.parameters()), {})}),
     ("at least 10 steps", {"steps": 3}),
     ("iterator", {"batches": iter(DATA)}),
     ("needs the loss of a net on a batch", {"methods": ["dash"], "loss": None}),
