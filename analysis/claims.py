@@ -73,14 +73,14 @@ class Premise(NamedTuple):
 def premise(part: Results, which: str = "confirming", rounds: int = ROUNDS) -> Premise:
     """Return the premise of one setting, measured without looking at FIRE, on the exploring seeds or, for "all", on all."""
     figure, measure = part.first["figure"], measures.of(part)[0]
+    metrics = part.plain.metrics
     if figure == "fig3":
         return Premise(True, None)
     if figure.startswith("fig4"):
-        before = measures.before_boundary(part.metrics, measure.metric)
-        random = measures.random_returns(part.metrics)
+        before, random = measures.before_boundary(metrics, measure.metric), measures.random_returns(metrics)
         values, level = {s: before[s] / random[s] for s in before if random.get(s, 0.0) > 0}, LEARNED
     else:
-        values, level = gains(measures.values(part.metrics, measure), "full_reset", "none", measure), 0.0
+        values, level = gains(measures.values(metrics, measure), "full_reset", "none", measure), 0.0
     if which != "all":
         values = explored(values, part.first["experiment"], part.first["size"], rounds)
     found = estimate(values)

@@ -67,12 +67,22 @@ def _rows(own: dict[int, float], compared: Values) -> Iterator[dict[str, object]
 
 def references(label: str, known: Values, part: Results) -> Values:
     """Return {name of the reference: its numbers} among the labels `known`."""
-    methods, changed = part.methods, part.overrides
+    methods = part.methods
+    changed = {each: {key: number(text) for key, text in part.overrides[each].items()} for each in methods}
     shared = {key: value for key, value in changed[label].items() if not key.startswith("method.")}
-    same = [each for each in known if methods[each] == "none" and changed[each] == shared]
-    wanted = {"none": same[0] if same else "none", "fire": "fire", "unchanged": methods[label]}
+    same = [each for each in methods if methods[each] == "none" and changed[each] == shared]
+    none = next((each for each in same if each in known), "" if same else "none")  # "": it is not finished
+    wanted = {"none": none, "fire": "fire", "unchanged": methods[label]}
     wanted["muon"] = "muon" if methods[label] == "fire_muon" else ""
     return {name: known[other] for name, other in wanted.items() if other in known and other != label}
+
+
+def number(text: str) -> str | float:
+    """Return a setting as a number if it is one: 1e-3 is 0.001."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:

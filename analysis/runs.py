@@ -156,22 +156,27 @@ def load(root: str | Path = "runs", patterns: Sequence[str] = ("*",), size: str 
     `problems` alone. Raises UserError if `root` does not exist, or if one run counts twice."""
     if (Path(root) / RUNS_FILE).exists():
         return load_exported(root).matching(patterns).select(size=size or SIZES)
-    rows, problems = list[dict[str, Any]](), list[str]()
+    rows, problems, configs = list[dict[str, Any]](), list[str](), dict[Path, dict[str, Any]]()
     values, reports, matrices = list[pd.DataFrame](), list[dict[str, Any]](), list[pd.DataFrame]()
     for path in folders.find_folders(root, size):
         if not matching([path.parents[2].name], patterns):
             continue
         try:
-            row = _describe(path)
+            row, config = _describe(path)
             done = row["status"] == "done"
             own, torn = _logged(path / "metrics.jsonl") if done else (pd.DataFrame(), 0)
             files = map(folders.read_json, path.glob("boundary_*.json") if done else [])
             found = [*map(_report, sorted(filter(None, files), key=lambda one: one.get("phase", 0)))]
         except UNREADABLE as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            problems.append(f"{path}: cannot be read ({reason[:200]})")
+            problems.append(f"{path}: left out ({reason[:200]})")
             continue
         rows.append(row)
+        first = configs.setdefault(path.parent, config)
+        differ = {key for key in {**first, **config} if first.get(key) != config.get(key)} - {"seed"}
+        if differ:
+            said = f"its seeds differ in {', '.join(sorted(differ))}"
+            raise UserError(f"{path.parent}: {said}: move the runs of one config elsewhere")
         if not done:
             failed = folders.read_text(path / "FAILED").strip().partition("\n")[0]
             problems.append(f"{path}: {row['status']}{failed and ': '}{failed}")
@@ -191,15 +196,21 @@ def load(root: str | Path = "runs", patterns: Sequence[str] = ("*",), size: str 
     return checked(Results(runs, metrics, boundaries.reindex(columns=COLUMNS["boundaries"]), problems))
 
 
-def _describe(path: Path) -> dict[str, Any]:
-    """Return the row of a folder in the frame of runs; `model` and `detail` (pixels, or the shape of a GPT) are for
-    titles. Raises UserError if the folder's name says that settings were changed and meta.json does not say which."""
+def _describe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the row of a folder in the frame of runs, and its config; `model` and `detail` (pixels, or the shape of a GPT)
+    are for titles. Raises UserError if the folder's name says that settings were changed and meta.json does not say which,
+    or that its label belongs to another config."""
     config, meta = folders.read_config(path), folders.read_meta(path)
     known = {key: value for key, value in config.items() if isinstance(value, dict)}
     model, data, env = (known.get(key, {}) for key in ("model", "data", "env"))
     pixels = data.get("image_size") or env.get("frame_size")
     shape = f"{model['layers']} layers, width {model['width']}" if "layers" in model else ""
-    changed = [text for text in meta.get("overrides") or [] if not text.partition("=")[0].endswith(".folder")]
+    label, _, tail = path.parent.name.rpartition("-")
+    if tail in (str(meta.get("identity"))[:8], folders.without_seed(config)):
+        raise UserError(
+            f"another config than that of the runs in {label}: delete those, or use another run.root"
+        )
+    changed = [text for text in meta.get("overrides") or [] if not text.startswith("data.folder=")]
     if not changed and path.parent.name != (meta.get("method") or path.parent.name.partition("-")[0]):
         raise UserError("meta.json does not list its overrides")
     told = folders.describe_run(path, config)
@@ -210,7 +221,7 @@ def _describe(path: Path) -> dict[str, Any]:
         raise UserError(f"{row['size']!r} is no size")
     head, _, tail = row["experiment"].partition("_")
     figure, panel = (head, tail) if head.startswith("fig") and tail else ("", row["experiment"])
-    return row | {"path": str(path), "figure": figure, "panel": panel}
+    return row | {"path": str(path), "figure": figure, "panel": panel}, config
 
 
 def _logged(path: Path) -> tuple[pd.DataFrame, int]:

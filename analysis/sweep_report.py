@@ -51,6 +51,10 @@ def show(results: Results, experiments: Sequence[str], root: Path, size: str) ->
         if sys.stdout.isatty():
             print("\n".join(curves_of(part) for part in parts[:SHOWN]))
         print(f"figure: {picture}, beside table.md and estimates.csv")
+        if changed := sum(len({*part.methods} - {*part.plain.methods}) for part in parts):
+            print(
+                f"figure and verdicts leave out {changed} labels with changed settings, which the table has"
+            )
         print("\n".join(sentences(claims.verdicts(results, "all"))) or NO_VERDICT)
     return wrong
 

@@ -188,7 +188,9 @@ def ends(part: pd.DataFrame, measure: str) -> pd.DataFrame:
     rows = estimates.minus(part[part["metric"] == measure], "none")
     about, decimals = rows.iloc[0], digits(measure, rows["mean"])
     table = {"method": rows["name"], "all seeds: mean [95 %]": column(rendering.mean_text, rows, decimals)}
-    table |= {"seeds": rows["n"], "all seeds: minus none [95 %]": column(difference_text, rows, decimals)}
+    fewer = rows["difference"].notna() & (rows["pairs"] < rows["n"])
+    seeds = [f"{n} ({m} of none)" if less else n for n, m, less in zip(rows["n"], rows["pairs"], fewer)]
+    table |= {"seeds": seeds, "all seeds: minus none [95 %]": column(difference_text, rows, decimals)}
     shown = about["headline"] and about["size"] == "paper"
     if theirs := paper.end_values(about["experiment"]) if shown else {}:
         table["paper"] = [number(theirs.get(label), decimals) for label in rows["label"]]

@@ -109,7 +109,13 @@ def _sweep(domain: Domain, job: "Job", overrides: list[str], start: Callable[[],
     folders = [own_folder(domain, cfg, typed) for typed, cfg in runs]
     if len(set(folders)) < len({fingerprint(numbers_only(domain, cfg)) for cfg in configs}):
         wrong = "two runs of this sweep would have one folder, whose name leaves out folders of data"
-        raise UserError(f"{wrong}: start them one after the other")
+        raise UserError(f"{wrong}: start them one after the other, each with a run.root of its own")
+    moved = [own for own, (typed, cfg) in zip(folders, runs) if own != named_folder(domain, cfg, typed)]
+    if moved:
+        told = f"{len(moved)} of {len(runs)} runs have another config than earlier ones of their label, and tables leave"
+        print(
+            f"{told} them out, as in {moved[0].parent}: delete the earlier ones, or set run.root", flush=True
+        )
     stop.raise_interrupt()
     stop.name_driver()
     here = not any(text.startswith("hydra/launcher=") for text in overrides)

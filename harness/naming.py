@@ -45,7 +45,7 @@ def named_folder(domain: Domain, cfg: DictConfig, typed: list[str]) -> Path:
 
 def own_folder(domain: Domain, cfg: DictConfig, typed: list[str]) -> Path:
     """Return the folder of a run, which no other config has."""
-    return free_folder(named_folder(domain, cfg, typed), fingerprint(numbers_only(domain, cfg)))
+    return free_folder(named_folder(domain, cfg, typed), numbers_only(domain, cfg))
 
 
 def changes(domain: Domain, typed: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,26 @@ def place_of(path: Path) -> dict[str, Any]:
     return {"experiment": experiment, "size": size, "label": label, "seed": seed}
 
 
-def free_folder(path: Path, identity: str) -> Path:
-    """Return the folder of a run or, if it belongs to another config, one whose label ends in `identity`."""
-    taken = read_meta(path).get("identity") or ((config := read_config(path)) and fingerprint(config))
-    renamed = path.parents[1] / f"{path.parent.name}-{identity[:8]}" / path.name
-    return path if not taken or taken == identity else renamed
+def free_folder(path: Path, config: dict[str, Any]) -> Path:
+    """Return the folder of a run or, if its label belongs to another config, one whose label ends in a hash of `config`.
+    The seeds of a label share all else."""
+    taken = read_meta(path).get("identity") or ((known := read_config(path)) and fingerprint(known))
+    own = without_seed(config)
+    seeds = (without_seed(known) for known in map(_readable, sorted(path.parent.glob("seed_*"))) if known)
+    other = taken != fingerprint(config) if taken else next(seeds, own) != own
+    return path.parents[1] / f"{path.parent.name}-{own}" / path.name if other else path
+
+
+def _readable(path: Path) -> dict[str, Any]:
+    """Return the config of a run, {} if it is damaged."""
+    with suppress(UserError):
+        return read_config(path)
+    return {}
+
+
+def without_seed(config: dict[str, Any]) -> str:
+    """Return the hash of a config but for its seed."""
+    return fingerprint({key: value for key, value in config.items() if key != "seed"}, 8)
 
 
 def state_of(path: Path) -> str:

@@ -47,7 +47,7 @@ class Run:
         self, config: Values, folder: Path, *, saving: Any, trunk: Values | None = None, **meta: Any
     ) -> None:
         self.config, self.saving, self.identity = config, saving, fingerprint(config)
-        self.folder = self.place = free_folder(folder, self.identity)
+        self.folder = self.place = free_folder(folder, config)
         if self.folder != folder:
             print(f"note: {folder.parent} has another config; this one goes to {self.folder}", flush=True)
         self.meta = place_of(folder) | {"identity": self.identity} | meta

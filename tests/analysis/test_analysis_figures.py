@@ -15,7 +15,7 @@ from analysis import estimates, measures, names, paper, plot, sweep_report
 from analysis.figures import curves, dial, fig5, studies, timing
 from analysis.notebooks import __main__ as notebooks
 from analysis.runs import RESULTS, at_most, load, settings
-from analysis.tables import TABLES, Material
+from analysis.tables import TABLES, Material, ends
 from benchmarks import measuring
 from benchmarks.measuring import record
 from benchmarks.speed import rates
@@ -59,12 +59,16 @@ def test_estimates_by_hand(frame):
 
 def test_the_reference_has_the_same_overrides_where_it_exists(tmp_path):
     """A label that shares no seed with its references keeps its mean."""
-    levels = {"none": 0.5, "none-model.x=1": 0.6, "fire-model.x=1": 0.8, "fire-model.x=2": 0.8}
+    levels = {"none": 0.5, "none-model.x=1.0": 0.6} | {f"fire-model.x={x}": 0.8 for x in (1, 2, 3)}
     write_runs(tmp_path, CELL, levels)
+    write_runs(tmp_path, CELL, {"none-model.x=3": 0.5}, end="FAILED")
+    write_runs(tmp_path, CELL, {"redo": 0.5}, [2, 3])
     write_runs(tmp_path, CELL, {"dash": 0.5}, [3])
     frame = estimates.frame(load(tmp_path))
     gaps = [row_of(frame, f"fire-model.x={x}", "none")["difference"] for x in (1, 2)]
     assert gaps == pytest.approx([0.2, 0.3])
+    assert row_of(frame, "fire-model.x=3", "")["n"] == 2, "no comparison with another setting"
+    assert "2 (1 of none)" in ends(frame, "test_accuracy")["seeds"].tolist()
     alone = row_of(frame, "dash", "")
     assert (alone["n"], alone["mean"]) == (1, pytest.approx(0.503))
 

@@ -15,6 +15,7 @@ from analysis.rendering import markdown, plain
 from analysis.runs import load, load_exported, open_results, settings
 from fire_core.errors import UserError
 from harness import status
+from harness.runs.folders import read_config, without_seed
 
 CELL = "fig2a_cifar10_resnet18"
 
@@ -164,6 +165,14 @@ def test_settings_come_from_the_record_and_not_from_the_name_of_the_folder(root)
     assert results.overrides == {"fire-0123abcd": known} and results.first["identity"] == "f00d"
     (folder / "meta.json").write_text(json.dumps({"method": "fire"}))
     assert "does not list its overrides" in load(root, ["random_label"]).problems[0]
+    moved = folder.parents[1] / f"fire-{without_seed(read_config(folder))}"
+    folder.parent.rename(moved)
+    assert "another config than that of the runs in fire" in load(root, ["random_label"]).problems[0]
+    for seed in (1, 2):
+        config = write_run(root, "random_label", "none", seed, task_lines([0.5] * 4, seed)) / "config.yaml"
+    config.write_text("epochs: 5\nseed: 2\n")
+    with pytest.raises(UserError, match="none: its seeds differ in epochs, protocol"):
+        load(root, ["random_label"])
 
 
 def test_own_runs_do_not_hide_the_committed_ones(root, tmp_path, monkeypatch, capsys):

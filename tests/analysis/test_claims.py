@@ -190,6 +190,7 @@ def test_an_agent_must_have_learned(tmp_path, before, met, told):
         lines = [{"phase": 0, "step": 1, "random_return": random}]
         lines += [{"phase": p, "step": 10 + 10 * p, "train_return": (level, 9.0)[p]} for p in (0, 1)]
         write_run(tmp_path, "fig4a_asterix", "none", seed, lines)
+    write_run(tmp_path, "fig4a_asterix", "none-model.x=1", 3, lines)  # has no part in it
     results = load(tmp_path)
     found = claims.premise(results)
     assert found.holds is met and found.measured.n == 2 and plot.premise_text(results) == told

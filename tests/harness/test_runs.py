@@ -18,10 +18,10 @@ from harness.runs import checkpoint as checkpoints
 from harness.runs.run import FinishedElsewhere
 
 
-def open_run(root, *, label="fire", trunk=None, rate=0.1, **settings):
+def open_run(root, *, label="fire", trunk=None, rate=0.1, seed=1, **settings):
     usual = {"checkpoint_seconds": 300.0, "checkpoint_steps": 0, "keep": 2}
-    folder, saving = root / "e" / "smoke" / label / "seed_1", SimpleNamespace(**usual | settings)
-    return Run({"label": label, "rate": rate}, folder, trunk=trunk, saving=saving)
+    folder, saving = root / "e" / "smoke" / label / f"seed_{seed}", SimpleNamespace(**usual | settings)
+    return Run({"label": label, "rate": rate, "seed": seed}, folder, trunk=trunk, saving=saving)
 
 
 def play(run, *, phases=2, steps=4, stop_after=None, boundary_value=1.0):
@@ -122,6 +122,8 @@ def test_another_config_is_a_new_folder_also_where_the_meta_file_is_lost(tmp_pat
         lost(run.folder / "meta.json")
     other = open_run(tmp_path, rate=0.2)
     assert other.folder != run.folder and not other.finished and open_run(tmp_path).folder == run.folder
+    for rate, first in ((0.1, run), (0.2, other)):  # all seeds of a label have one config
+        assert open_run(tmp_path, rate=rate, seed=2).folder.parent == first.folder.parent
     assert play(open_run(tmp_path)) == play(open_run(tmp_path / "whole"))
 
 

@@ -23,23 +23,15 @@ NETS = {
 }
 # Settings with which methods act on these nets within a few steps: those with a period, a threshold or an age in steps.
 SOON = {
-    "cbp": {"replacement_rate": 0.2, "maturity": 1},
-    "snr": {"update_every": 2, "longest": 4},
+    "cbp": {"replacement_rate": 0.2, "maturity": 1}, "snr": {"update_every": 2, "longest": 4},
     "redo": {"every_steps": 2, "threshold": 0.9, "samples": 16},
-    "hare_tortoise": {"period": 2, "momentum": 0.5},
-    "weight_clipping": {"factor": 0.5},
-    "cpr": {"every_steps": 2, "rate": 0.5},
-    "regrama": {"every_steps": 2, "threshold": 0.9},
-    "swr": {"every_steps": 2, "factor": 0.3, "decay": 0.5},
-    "nap": {"every_steps": 2},
-    "l2_er": {"every_steps": 4, "rate": 0.1},
-    "rewarm": {"steps": 3},
-    "spectral": {"warm_up": 3},
-    "plasticity_injection": {"head": "fc2"},
-    "cbp official": {"replacement_rate": 0.2, "maturity": 2},
-    "redo official": {"threshold": 0.9},
-    "snr official": {"percentile": 0.5},
-}
+    "hare_tortoise": {"period": 2, "momentum": 0.5}, "weight_clipping": {"factor": 0.5},
+    "cpr": {"every_steps": 2, "rate": 0.5}, "regrama": {"every_steps": 2, "threshold": 0.9},
+    "swr": {"every_steps": 2, "factor": 0.3, "decay": 0.5}, "nap": {"every_steps": 2},
+    "l2_er": {"every_steps": 4, "rate": 0.1}, "rewarm": {"steps": 3}, "spectral": {"warm_up": 3},
+    "plasticity_injection": {"head": "fc2"}, "cbp official": {"replacement_rate": 0.2, "maturity": 2},
+    "redo official": {"threshold": 0.9}, "snr official": {"percentile": 0.5},
+}  # fmt: skip
 CASES = {name: (name, SOON.get(name, {})) for name in available()}
 for _name in (name for name in available() if "official" in variants(name)):
     CASES[f"{_name} official"] = _name, {"variant": "official", **SOON.get(f"{_name} official", {})}

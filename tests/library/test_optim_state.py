@@ -157,16 +157,12 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, lr=0.1),
     "adam_fused": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
-    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
-    "shared_counter": SharedCounter,
-    "group_step": GroupStepAdam,
-    "lookahead": lambda p: Lookahead(torch.optim.Adam(p, lr=0.1)),
-    "sam": SAM,
-    "averaging": AveragingFree,
-    "masters": Masters,
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1), "shared_counter": SharedCounter,
+    "group_step": GroupStepAdam, "lookahead": lambda p: Lookahead(torch.optim.Adam(p, lr=0.1)), "sam": SAM,
+    "averaging": AveragingFree, "masters": Masters,
     "adagrad": lambda p: torch.optim.Adagrad(p, 0.1, lr_decay=0.5, initial_accumulator_value=0.3),
     "rprop": torch.optim.Rprop,
-}
+}  # fmt: skip
 if hasattr(torch.optim, "Muon"):  # from torch 2.9 on
     OPTIMIZERS["muon"] = lambda p: torch.optim.Muon([q for q in p if q.ndim == 2], lr=0.1)
 
