@@ -1,19 +1,4 @@
-"""A method with everything that it works on, for any training loop.
-
-treatment = fire_core.attach("fire", model, optimizer)
-for phase, loader in enumerate(loaders):
-    treatment.boundary(phase)
-    for inputs, labels in loader:
-        treatment.optimizer.zero_grad()
-        loss = criterion(model(inputs), labels) + treatment.penalty()
-        loss.backward()
-        treatment.before_step()
-        treatment.optimizer.step()
-        treatment.after_step()
-    treatment.after_pass()
-    with treatment.evaluating():
-        test(model)
-"""
+"""A method with everything that it works on, for any training loop: docs/how-to/any_method.md shows its calls."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +17,8 @@ from fire_core.optim_state import check_policy, reset_optimizer_state
 from fire_core.report import Report
 from fire_core.seeding import derive, kept_chance
 from fire_core.state import State, snapshot
-from fire_core.targets import shorten
+from fire_core.targets import check_module, shorten
+from fire_core.targets.model_targets import identity
 from fire_core.wrapped_models import reshard
 
 IDLE = Method()  # acts in place of a method before its first phase
@@ -61,7 +47,7 @@ def attach(
         optimizers: the optimizer, or name -> optimizer, with the names of `nets`. Optimizers of other names are not the
             method's, but `optimizer_state` reaches them. Read `optimizer` or `optimizers` of the result at every step:
             some methods replace them.
-        initial: state dict of the starting weights, or net name -> state dict, on the CPU; by default the present ones.
+        initial: a copy of the state dict of the starting weights, or net name -> copy; by default of the present ones.
         loss: (output, target) -> scalar, for methods that take gradients of their own.
         batches: returns a new iterator of (inputs, targets) of the phase that comes, for methods that look at data.
         followers: (target network, its source) pairs; a follower is copied from its source after a treatment.
@@ -72,18 +58,31 @@ def attach(
 
     Raises: UserError for settings that do not fit the networks, and for something that the method needs and does not get.
     """
-    if isinstance(nets, nn.Module):
+    if not isinstance(nets, Mapping):
         plain = any(isinstance(value, Tensor) for value in (initial or {}).values())
         nets, initial = {"net": nets}, {"net": initial} if plain else initial
-    optimizers = {next(iter(nets)): optimizers} if isinstance(optimizers, Optimizer) else optimizers or {}
+    check_nets(nets, initial or {})
+    if not isinstance(optimizers, Mapping | None):
+        optimizers = {next(iter(nets)): optimizers}
     if lacking := nets.keys() - (initial or nets):
         raise UserError(f"initial lacks the weights of net {min(lacking)!r}: give net name -> state dict")
     start = {name: dict(values) for name, values in (initial or snapshot(nets)).items()}
-    state = State(dict(nets), dict(optimizers), [*followers], start, batches, loss, compiled=compiled)
-    method = create(method) if isinstance(method, str) else method
-    attached = Attached(method, state, optimizer_state, renew, seed)
+    for word, value in {"batches": batches, "loss": loss}.items():
+        if value is not None and not callable(value):
+            raise UserError(f"{word} is a {type(value).__name__}: give a function")
+    state = State(dict(nets), dict(optimizers or {}), [*followers], start, batches, loss, compiled=compiled)
+    attached = Attached(method := create(method), state, optimizer_state, renew, seed)
     attached.saves_initial = method.takes_initial and initial is None
     return attached
+
+
+def check_nets(nets: Mapping[str, nn.Module], initial: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise UserError for a net that is no module, and if `initial` holds its own tensors, which change in training."""
+    for name, net in nets.items():
+        check_module(net)
+        tensors = [each for each in initial.get(name, {}).values() if isinstance(each, Tensor)]
+        if {identity(p) for p in net.parameters()} & {identity(tensor) for tensor in tensors}:
+            raise UserError(f"initial holds the weights of net {name!r} themselves: give a deepcopy of them")
 
 
 class Attached:
@@ -95,8 +94,8 @@ class Attached:
         self, method: Method, state: State, optimizer_state: str, renew: Renewal | None, seed: int
     ) -> None:
         check_policy(optimizer_state)
-        for need in sorted(method.needs & {"batches", "loss"}):
-            if getattr(state, need) is None:
+        for need in sorted(method.needs & {"batches", "loss", "optimizers"}):
+            if not getattr(state, need):
                 raise UserError(f"method {method.name!r} needs {NEEDS[need]}")
         nets = state.nets.values()
         compiled = any(hasattr(net, "_orig_mod") or net._compiled_call_impl is not None for net in nets)
@@ -112,7 +111,7 @@ class Attached:
         self.optimizer_state, self.renew = optimizer_state, renew
         self._own = dict(state.optimizers)  # the caller's optimizers, which a method may replace
         self._built: dict[str, Optimizer] = {}  # by the method
-        self._has_gradients = self._evaluating = False
+        self._has_gradients = self._has_penalty = self._evaluating = False
         self._enter(state.phase)
         method.check(state)
         self._choose_optimizers()
@@ -163,6 +162,7 @@ class Attached:
 
     def penalty(self) -> Tensor | float:
         """Return a scalar to add to the loss. Call it once a step, before `backward`."""
+        self._has_penalty = True
         return self.acting.penalty(self.state)
 
     def before_step(self, *nets: str) -> None:
@@ -183,6 +183,8 @@ class Attached:
         acting, state = self.acting, self._training()
         if "gradients" in acting.needs and not self._has_gradients:
             raise UserError(f"method {self.method.name!r} needs {NEEDS['gradients']}")
+        if type(acting).penalty is not Method.penalty and not self._has_penalty:
+            raise UserError(f"method {self.method.name!r} adds to the loss of every step: call penalty()")
         if type(acting).after_step is not Method.after_step:
             left_out = skipped() if callable(skipped) else skipped
             (acting.after_skip if left_out else acting.after_step)(state)

@@ -78,7 +78,7 @@ def reset_optimizer_state(
 def check_policy(policy: str) -> None:
     """Raise UserError for an unknown policy."""
     if policy not in POLICIES:
-        raise UserError(f"optimizer_state={policy!r}: choose one of {', '.join(POLICIES)}")
+        raise UserError(f"optimizer_state={policy!r:.80}: choose one of {', '.join(POLICIES)}")
 
 
 def _chosen(changed: Report | Iterable[Tensor] | None, policy: str, nests: list[list[Any]]) -> set[int]:

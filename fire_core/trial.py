@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from fire_core.attach import Attached, attach
+from fire_core.attach import Attached, attach, check_nets
 from fire_core.columns import columns
 from fire_core.errors import UserError
 from fire_core.methods import create
@@ -64,7 +64,7 @@ def trial(
             that look at the data need pairs (inputs, targets).
         score: score(model) -> number, better if higher. Without it, the mean training loss over a tenth of the steps counts.
         methods: names, or methods made with `fire_core.methods.create`; label -> method where two share a name.
-        initial: state dict of the starting weights (name -> state dict), for methods that go back to them.
+        initial: a copy of the state dict of the starting weights (name -> copy), for methods that go back to them.
         followers: name of a target network in `model` -> name of its source. It is copied from there after a treatment.
         loss: (output, target) -> scalar, for methods that take gradients of their own.
         optimizer_state: what happens to the optimizer's memory, see `attach`.
@@ -72,17 +72,18 @@ def trial(
     Raises: UserError for DistributedDataParallel, FSDP, hooks of parameters or optimizers, an unknown method, missing
         starting weights and an iterator.
     """
-    single, several = isinstance(model, nn.Module), isinstance(optimizer, Mapping)
+    single, several = not isinstance(model, Mapping), isinstance(optimizer, Mapping)
     nets: dict[str, Any] = {"net": model} if single else dict(model)  # type: ignore[arg-type]
     starts = {"net": initial} if single and initial else dict(initial or {})
+    methods = [methods] if isinstance(methods, str) else methods
     named = methods if isinstance(methods, Mapping) else {str(getattr(m, "name", m)): m for m in methods}
     if len(named) < len(methods):
         raise UserError(f"methods: two have the same name in {', '.join(named)}: give label -> method")
-    chosen = {label: create(m) if isinstance(m, str) else m for label, m in {"none": "none", **named}.items()}
+    chosen = {label: create(method) for label, method in {"none": "none", **named}.items()}
     _check(chosen, nets, optimizer, starts, loss, batches, steps, repeats)
     result = TrialResult({m: [] for m in chosen}, dict.fromkeys(chosen, 0.0), steps, score is not None)
     options: dict[str, Any] = {"initial": starts, "loss": loss, "optimizer_state": optimizer_state}
-    following = followers or {}
+    following, own = followers or {}, [(p, p._version) for net in nets.values() for p in net.parameters()]
     with kept_chance(_generators(batches)):
         try:
             for repeat in range(repeats):
@@ -97,6 +98,8 @@ def trial(
                     treatment = attach(deepcopy(method), treated, optimizers, **options)
                     model = copies["net"] if single else copies
                     result.scores[name].append(_train(treatment, model, several, step, score, data))
+                    if any(p._version != version for p, version in own):
+                        raise UserError("step trains the model of trial(): let it train its own argument")
                     result.seconds[name] += time.perf_counter() - began
                     if progress:
                         done, total = sum(map(len, result.scores.values())), len(chosen) * repeats
@@ -134,6 +137,12 @@ class TrialResult:
         gains = np.where(np.isfinite(none[:, -1:]), gains, np.inf)
         return np.where(np.isfinite(ends[:, -1:]), gains, -np.inf)
 
+    @property
+    def repeated(self) -> bool:
+        """Whether all repeats of "none" are one and the same run, as their batches came in one order: no spread is known."""
+        none = np.array(self.scores["none"][: self.repeats])[:, -PARTS:]
+        return bool((none == none[:1]).all())
+
     def margin(self, method: str | None = None) -> float:
         """Return half the width of the interval of a method's gain (None: of a typical method).
 
@@ -141,7 +150,7 @@ class TrialResult:
         variance is that of the residuals of method and repeat over all methods, or the method's own if that is larger.
         """
         ends = np.array([self.gains(name)[:, -1] for name in self.scores])  # (methods, repeats)
-        if self.repeats < 2 or len(ends := ends[np.isfinite(ends).all(1)]) < 2:
+        if self.repeats < 2 or self.repeated or len(ends := ends[np.isfinite(ends).all(1)]) < 2:
             return math.inf
         residuals = ends - ends.mean(0) - ends.mean(1, keepdims=True) + ends.mean()
         degrees = (len(ends) - 1) * (self.repeats - 1)
@@ -184,6 +193,8 @@ class TrialResult:
         varies = "In at least one repeat, training without a treatment diverged."
         if np.isfinite(spread):
             varies = f"none varies by {spread:.2g} between repeats; a gain of {self.margin():.2g} would have been seen."
+        if self.repeated:
+            varies = "All repeats of none are the same run: let the order of the batches differ, as with shuffle=True."
         lines = [columns(self.rows()), made, varies]
         if "full_reset" in self.scores:
             lost = self.gains("full_reset")[:, -1].mean()
@@ -203,8 +214,11 @@ def student_t(probability: float, degrees: int) -> float:
 def _check(
     methods: Any, nets: Any, optimizer: Any, initial: Any, loss: Any, batches: Any, steps: int, repeats: int
 ) -> None:
+    check_nets(nets, initial)
     if any(replicas_in(net) or is_sharded(net.parameters()) for net in nets.values()):
         raise UserError("trial works in one process: give the network inside DistributedDataParallel or FSDP")
+    if isinstance(optimizer, Mapping) and not optimizer.keys() & nets.keys():
+        raise UserError(f"optimizers {', '.join(optimizer)}: name them as their networks, {', '.join(nets)}")
     parameters = {name: p for net in nets.values() for name, p in net.named_parameters()}
     hooked = [n for n, p in parameters.items() if p._backward_hooks or p._post_accumulate_grad_hooks]
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer.values()
@@ -279,7 +293,12 @@ def _train(treatment: Attached, model: Any, several: bool, step: Any, score: Any
 def _act_at_steps(treatment: Attached, several: bool) -> list[Any]:
     """Let a method act at the steps of its optimizers, whose caller does not know it: its penalty is a gradient."""
 
-    def act(net: str, optimizer: Optimizer, *_: Any) -> None:
+    kind = type(treatment.method)
+    acts = kind.penalty is not Method.penalty or kind.before_step is not Method.before_step
+
+    def act(net: str, optimizer: Optimizer, given: Any, named: Any) -> None:
+        if acts and (len(given) > 1 or named):
+            raise UserError(f"method {kind.name!r} acts on gradients before step(): leave out its closure")
         penalty = treatment.penalty()
         if isinstance(penalty, Tensor) and penalty.requires_grad:
             trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError, check_settings
+from fire_core.errors import check_settings
 from fire_core.methods.method import PORT, Method, register
 from fire_core.state import State
 
@@ -49,6 +49,7 @@ class AdamO(Method):
     proven_by = PORT
     off = {"coefficient": 0.0}
     takes_whole_weights = True
+    needs = frozenset({"gradients", "optimizers"})
 
     def __post_init__(self) -> None:
         check_settings(self, coefficient="[0, inf)", reading="paper code")
@@ -72,8 +73,6 @@ class AdamO(Method):
     @torch.no_grad()
     def _compute(self, state: State, factor: float) -> None:
         groups = [group for optimizer in state.optimizers.values() for group in optimizer.param_groups]
-        if not groups:
-            raise UserError("method 'adamo' moves by the learning rate: give attach() the optimizer")
         rates = {parameter: group["lr"] for group in groups for parameter in group["params"]}
         for net in state.nets.values():
             for key, view in self.weights(net).items():

@@ -18,10 +18,10 @@ from fire_core.units import UnitLayer, outgoing
 class ContinualBackprop(UnitMethod):
     """Replaces the units of least utility during training.
 
-    The utility of a unit is a running average u <- decay u + (1 - decay) |h| sum |w_out| with bias correction, where
-    |h| is the mean over the batch. At every step, a layer adds `replacement_rate` times the number of its units older
-    than `maturity` steps to a quota. For every whole unit in the quota, its mature unit of least utility gets new
-    incoming weights, outgoing weights 0 and age 0.
+    The utility of a unit is a running average u <- decay u + (1 - decay) |h| sum |w_out| with bias correction, where |h|
+    is the mean over the batch. At every step, a layer adds `replacement_rate` times the number of its units older than
+    `maturity` steps to a quota. For every whole unit in the quota, its mature unit of least utility gets new incoming
+    weights, outgoing weights 0 and age 0. Cost: three numbers per unit, one pass over the outgoing weights per step.
 
     Args:
         compensate: add a replaced unit's mean contribution to the readers' biases, where they have one, so that the
@@ -31,8 +31,6 @@ class ContinualBackprop(UnitMethod):
     differs in three things, of which two can be set. Its compensation has no effect (`compensate=false`). Its new weights
     of Linear layers, but not of convolutions, are 2.45 times as wide (`fresh=he_uniform` widens both). Its own version of
     Adam counts the steps of each entry and has lost its bias correction.
-
-    Cost: three numbers per unit, and one pass over the outgoing weights at every step.
     """
 
     replacement_rate: float = 1e-4

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fire_core.errors import UserError, check_settings
+from fire_core.errors import check_settings
 from fire_core.methods.method import Method, register
 from fire_core.report import Report
 from fire_core.state import State
@@ -27,7 +27,7 @@ class Clear(Method):
     """Clears the optimizers' memory at the boundary, whatever `optimizer_state` is, and keeps the weights.
 
     If it does as well as a method whose runs clear the memory too, that method's treatment explains nothing. Where
-    `optimizer_state` is "clear", `none` is the same, and the comparison is with `none` and optimizer_state "keep".
+    `optimizer_state` is "clear", `none` clears it too: then compare `clear` with `none` and optimizer_state "keep".
     """
 
     name = "clear"
@@ -53,6 +53,7 @@ class Rewarm(Method):
     source = "2025 (arXiv 2507.20057)"
     off = {"steps": 1}
     optimizer_state = "keep"
+    needs = frozenset({"gradients", "optimizers"})
     remembers = ("done",)
 
     def __post_init__(self) -> None:
@@ -67,9 +68,9 @@ class Rewarm(Method):
     def before_step(self, state: State) -> None:
         if self.done < self.steps:
             named = [state.optimizers[name] for name in state.nets if name in state.optimizers]
-            if not named:
-                raise UserError("method 'rewarm' scales the learning rate: give attach() the optimizer")
-            for group in (group for optimizer in named for group in optimizer.param_groups):
+            begun = [id(group) for group, _ in self._rates]  # by an earlier update in this step
+            groups = [group for optimizer in named for group in optimizer.param_groups]
+            for group in [group for group in groups if id(group) not in begun]:
                 self._rates.append((group, group["lr"]))
                 group["lr"] = group["lr"] * ((self.done + 1) / self.steps)  # not in place: it may be a tensor
 

@@ -13,7 +13,7 @@ from fire_core.projection import FireSettings, fire
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import find_targets, match_parameters
-from fire_core.wrapped_models import unwrap
+from fire_core.wrapped_models import is_sharded, unwrap
 
 
 @dataclass
@@ -40,8 +40,11 @@ class Projection(Method):
 
     def check(self, state: State) -> None:
         """Raise UserError for targets that a net does not have, and for layers both projected and reset."""
-        for net in map(unwrap, state.nets.values()):
+        for name, net in {name: unwrap(net) for name, net in state.nets.items()}.items():
             table = find_targets(net, self.targets)
+            found = [net.get_parameter(key) for key in table.parameters if len(state.nets) > 1]
+            if not is_sharded(found) and not all(p.isfinite().all() for p in found):
+                raise UserError(f"NaN or infinite values in net {name!r}: no net was changed")
             if self.reset and (both := {*table.parameters} & {*match_parameters(net, self.reset)}):
                 raise UserError(
                     f"`targets` and `reset` both name {', '.join(sorted(both))}: let them name different layers"

@@ -33,6 +33,7 @@ NEEDS = {
     "gradients": "the gradients of every step, before they are clipped: call before_step()",
     "batches": "batches of the coming phase: give attach(batches=...)",
     "loss": "the loss of a net on such a batch: give attach(loss=...)",
+    "optimizers": "the learning rate: give attach() the optimizer",
     "initial": "the starting weights: give attach(initial=...) if training has begun",
     "activations": "the activations of training passes, which compiled nets hide",
 }
@@ -172,9 +173,10 @@ def start_of(
     wanted: the parameters that must have a starting value, by default all. Raises UserError if some have none.
     """
     inner, start = unwrap_with(model, initial or {})
-    wanted = dict(inner.named_parameters()) if wanted is None else wanted
-    if missing := [name for name in wanted if name not in start]:
-        raise UserError(f"initial has no values for {shorten(missing)}: give a copy of state_dict()")
+    own = dict(inner.named_parameters())
+    wanted = own if wanted is None else wanted
+    if missing := [name for name in wanted if name not in start or start[name].shape != own[name].shape]:
+        raise UserError(f"initial lacks {shorten(missing)}, or in that shape: give a copy of state_dict()")
     return inner, start
 
 

@@ -22,12 +22,12 @@ __all__ = ["ReDo", "dormancy", "recycle"]
 class ReDo(ForgetfulUnitMethod):
     """Gives dormant units new incoming weights and outgoing weights 0, after every epoch or every `every_steps` steps.
 
+    Cost: one forward pass over `samples` per check; no memory in between.
+
     Args:
         threshold: largest score (see `dormancy`) of a dormant unit; -1: no unit is dormant.
         every_steps: number of optimizer steps between checks; 0 checks after every epoch.
         samples: number of samples of the phase to measure on, rounded up to whole batches.
-
-    Cost: one forward pass over `samples` per check; no memory in between.
     """
 
     threshold: float = 0.05

@@ -22,13 +22,11 @@ class ReGraMa(ForgetfulUnitMethod):
 
     No code of the authors is known; the rule is that of a port (LucMc/continual-learning). It means to clear Adam's
     moments, but does not, where gradients are clipped (`reset_moments=false`). It has no norm layers; here, the channels
-    of a replaced unit start again.
+    of a replaced unit start again. Cost: nothing between replacements; one pass over the gradients for each.
 
     Args:
         threshold: largest score of a unit that is replaced; 0.25 in the port, 0.1 for incremental CIFAR.
         most: largest share of a layer that is replaced at once; those of the lowest scores come first.
-
-    Cost: nothing between replacements; one pass over the gradients for each.
     """
 
     threshold: float = 0.1

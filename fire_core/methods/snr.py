@@ -20,12 +20,10 @@ class SelfNormalizedResets(UnitMethod):
     since. A unit whose age reaches its threshold is reset: new incoming weights, outgoing weights 0, age 0. After every
     `update_every` steps, the new threshold is the `percentile` of the nonzero ages at which the unit fired or was reset
     in these steps, or 1 if there are none. If the percentile is not below the old threshold, the new one is `expansion`
-    times the old one.
+    times the old one. Cost: units x (longest + 3) integers, and one transfer from the device per step.
 
     Args:
         longest: largest threshold and largest age that is counted, in steps; the first threshold is half of it.
-
-    Cost: units x (longest + 3) integers, and one transfer from the device per step.
     """
 
     percentile: float = 0.96

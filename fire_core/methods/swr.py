@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fire_core.errors import check_settings
+from fire_core.errors import UserError, check_settings
 from fire_core.methods._units import stream_of
 from fire_core.methods.method import FIXTURE, Method, register, start_of
 from fire_core.state import State
@@ -56,6 +56,8 @@ class SWR(Method):
         self.steps += 1
         due = self.steps % self.every_steps == 0
         stream = stream_of(state, self.name, self.steps)
+        if all(p.grad is None for net in state.nets.values() for p in net.parameters()):
+            raise UserError("method 'swr' finds no gradients: clear them before backward(), not earlier")
         for name in state.nets if due or self.decay else ():
             net, start = start_of(state.nets[name], state.initial.get(name))
             averages = self.averages.setdefault(name, {})

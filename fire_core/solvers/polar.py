@@ -57,17 +57,15 @@ def polar(
     X <- 1.5 X - 0.5 X X^T X, up to rounding. On a CPU a matrix gives the same bits alone or in a batch. It guarantees
     *nothing* about the residual: 10 steps leave small singular values of a square matrix well below 1, and lost rank lost.
 
-    "quintic" is the algorithm of Muon (Jordan et al. 2024): X = W / `||W||`, then `iterations` steps
-    X <- 3.4445 X - 4.7750 X X^T X + 2.0315 (X X^T)^2 X, in float32 at least. Muon takes 5. It is *inexact by design*:
-    after 5 steps, singular values that were above about 1.5e-3 of the norm lie between 0.68 and 1.21, and more steps
-    bring them no closer to 1. Smaller ones need more steps to get there.
+    "quintic" is the algorithm of Muon (Jordan et al. 2024), which takes 5 steps of X <- 3.4445 X - 4.7750 X X^T X
+    + 2.0315 (X X^T)^2 X, in float32 at least. It is *inexact by design*: after 5 steps, singular values that were above
+    about 1.5e-3 of the norm lie between 0.68 and 1.21. More steps bring the smaller ones there, and none closer to 1.
 
     "exact" is the orthogonal polar factor U V^T. It guarantees residual <= `tolerance` for every finite, non-zero input
-    whose smaller side is 25 to 768, whatever its condition; for other sizes the bound is in proportion to the side
-    (float32 itself reaches about 1e-9 at 768). The relative error of the factor is at most 1e-5 plus 2e-7 times the
-    condition number in float32, as for any float32 method. Singular values below the machine epsilon times the largest
-    count as lost rank, which `completed` reports. Of all factors that are then equally near to W, the result is the one
-    nearest to the rectangular identity (see `fire_core.solvers.completion`).
+    whose smaller side is 25 to 768, whatever its condition; for other sizes the bound is in proportion to the side. The
+    relative error of the factor is at most 1e-5 plus 2e-7 times the condition number in float32. Singular values below the
+    machine epsilon times the largest count as lost rank, which `completed` reports. Of all factors that are then equally
+    near to W, the result is the one nearest to the rectangular identity (see `fire_core.solvers.completion`).
 
     Memory beside the result: about 4 times the larger of STACK_BYTES and the largest matrix. A matrix that needs the
     float64 SVD takes up to 20 times its own size.
@@ -225,10 +223,12 @@ def check_solver(solver: str, iterations: int, normalize: str, tolerance: float)
     check_settings(words, solver=" ".join(get_args(Solver)), normalize=" ".join(get_args(Normalize)))
     if not isinstance(iterations, Integral) or isinstance(iterations, bool) or iterations < 1:
         raise UserError(f"iterations={iterations!r} must be a whole number, at least 1")
-    used = {"iterations": (iterations, ITERATIONS), "normalize": (normalize, "frobenius")}
-    for name, (value, default) in used.items() if solver == "exact" else ():
+    unused = {"tolerance": (tolerance, 1e-8)}
+    if solver == "exact":
+        unused = {"iterations": (iterations, ITERATIONS), "normalize": (normalize, "frobenius")}
+    for name, (value, default) in unused.items():
         if value != default:
-            raise UserError(f"{name}={value!r} has no effect with solver='exact': leave it out")
+            raise UserError(f"{name}={value!r} has no effect with {solver=}: leave it out")
     if not isinstance(tolerance, Real) or not tolerance > 0:
         raise UserError(f"tolerance={tolerance!r} must be a positive number")
 

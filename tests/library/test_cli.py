@@ -184,7 +184,6 @@ BODY = {"up.weight": (64, D), "down.weight": (D, 64), "q.weight": (D, D)}
 
 @pytest.mark.parametrize("name", TABLES)
 def test_what_may_be_a_table_stays_out_of_a_bare_file(tmp_path: Path, name: str) -> None:
-    """By its name, or with as many rows as the output layer. So do weights that GPT-2 stores transposed, and gains."""
     shapes = {"user_factors": (20 * D, D), "vq.codebooks": (2, V, D), "relative_attention_bias": (D, D)}
     shape = shapes.get(name, (V, D))
     shapes = {f"{name}.weight": shape, **BODY, "decoder.weight": (V, D), "decoder.bias": (V,)}
@@ -323,7 +322,6 @@ TRANSFORMERS = pytest.mark.skipif(find_spec("transformers") is None, reason="nee
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize("torch_files", [False, True])
 def test_apply_on_a_folder_equals_fire_on_the_model(tmp_path, name, torch_files):
-    """The shards are read, and one safetensors file is written, which transformers loads with the old config.json."""
     model = small_language_model(name)
     old, new = tmp_path / "old", tmp_path / "new" / "model.safetensors"
     model.save_pretrained(old, max_shard_size="20KB")

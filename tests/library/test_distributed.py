@@ -210,7 +210,6 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 
 def test_random_matrices_are_those_of_one_process(ranks):
-    """Equal layers on different ranks get different matrices, and no rank's generator runs ahead."""
     expected, following = drawn_at_random(twins())
     assert not torch.allclose(expected["0.weight"], expected["1.weight"], atol=0.1)
     for found in ranks:
@@ -220,7 +219,6 @@ def test_random_matrices_are_those_of_one_process(ranks):
 
 
 def test_two_processes_equal_one(ranks: list[dict]) -> None:
-    """Names are those of the module inside DistributedDataParallel, also where starting weights carry its prefix."""
     alone = {i: fired(make(), **settings) for i, settings in enumerate(SOLVERS)}
     alone |= {method: towards_the_start(make(), method, **settings) for method, settings in STARTS.items()}
     alone["rescale"] = towards_the_start(make(), "rescale")

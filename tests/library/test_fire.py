@@ -39,7 +39,6 @@ def paper(w: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", NETS)
 def test_equals_the_published_formula(name):
-    """Of a GPT, q, k and v of the fused weight are matrices of their own; the tied embedding is the output layer."""
     torch.manual_seed(0)
     net = NETS[name]()
     before, expected = {name: p.detach().clone() for name, p in net.named_parameters()}, {}
@@ -111,7 +110,6 @@ def test_a_failure_in_the_second_stack_leaves_the_model_alone():
 
 
 def test_a_report_keeps_no_matrix_alive():
-    """Beside the report, only the parameters themselves are left of a treatment."""
     net, kept = two_layers(), []
 
     def treat(stack, group):
@@ -172,7 +170,6 @@ def test_project_changes_one_weight_in_place():
 
 
 def test_tied_weights_are_treated_once_and_forgotten_together():
-    """Two Parameter objects over one memory are one weight; what only shares memory is refused."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
     net[1].weight = nn.Parameter(net[0].weight.detach())

@@ -124,7 +124,6 @@ AVERAGES = {
 
 @pytest.mark.parametrize("kind", AVERAGES)
 def test_lightning_starts_averages_anew(tmp_path: Path, kind: str) -> None:
-    """One step after FIRE, validation sees the new weights, not an average with the old ones."""
     callback = LightningCallback(EveryNSteps(7), solver="exact", targets="net.0")
     module, _ = lightning_run(callback, tmp_path, 2, others=(AVERAGES[kind](),), learning_rate=1e-9)
     assert steps_of(callback) == [7]
@@ -196,7 +195,6 @@ def test_trainer_fires_on_steps_and_keeps_the_optimizer_policy(tmp_path: Path) -
 
 
 def test_two_trainer_callbacks_keep_their_own_triggers_and_serve_a_second_training(tmp_path: Path) -> None:
-    """A search or a cross-validation has a new model in each training; the callbacks hold none afterwards."""
 
     def make() -> list[TrainerCallback]:
         return [

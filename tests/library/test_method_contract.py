@@ -116,7 +116,6 @@ def plain():
 @pytest.mark.parametrize("case", IN_PLACE)
 @pytest.mark.parametrize("net, dtype", [("resnet18", torch.float32), ("vit_tiny", torch.bfloat16)])
 def test_runs_in_every_model_keeps_parameter_identity_and_reports_what_changed(case, net, dtype):
-    """Types are part of the identity."""
     run = Training(case, net, dtype)
     identity = {n: (id(p), p.data_ptr(), p.shape, p.dtype) for n, p in run.net.named_parameters()}
     placed = hooks(run.net)
@@ -150,7 +149,6 @@ def test_does_nothing_before_its_first_phase(case, plain):
 
 @pytest.mark.parametrize("case", CASES)
 def test_turned_off_it_changes_nothing(case, plain):
-    """All calls, the same cost, and every bit is that of a run without a method."""
     cls = type(create(CASES[case][0], **CASES[case][1]))
     if cls.off is None:  # what it replaces is replaced or not, and the last has a threshold of its own
         replaces = cls.changes_optimizer or cls.changes_structure
@@ -161,7 +159,6 @@ def test_turned_off_it_changes_nothing(case, plain):
 
 @pytest.mark.parametrize("case", CASES)
 def test_resumes_and_needs_every_key_of_its_state(case, tmp_path):
-    """Saved after the first step, and in the middle of the second phase. The other process starts with other weights."""
     net = "vgg16" if case == "snr official" else "tiny"  # a deep net has units that are silent all the time
     dtype = torch.bfloat16 if case == "upgd" else torch.float32  # its averages stay float32 all the same
     make = partial(Training, case, net, dtype)
@@ -201,7 +198,6 @@ def test_resumes_and_needs_every_key_of_its_state(case, tmp_path):
 
 @pytest.mark.parametrize("case", DURING)
 def test_a_step_that_overflows_leaves_no_trace(case):
-    """A GradScaler skips it: neither weights nor what the method remembers change, and training goes on finite."""
     run, scaler = Training(case), torch.amp.GradScaler("cpu", init_scale=2.0**8)
     treatment, method = run.treatment, run.treatment.method
     for step in range(6):
@@ -227,7 +223,6 @@ def test_a_step_that_overflows_leaves_no_trace(case):
 
 
 def test_the_state_of_another_method_is_left_alone():
-    """Runs may share a first phase, which another method trained. Its random numbers go on."""
     first = Training("cbp").train(3)
     torch.rand(2, generator=first.treatment.state.generator)
     run = Training("hare_tortoise").load(first.save())

@@ -92,7 +92,6 @@ def weight_after(name, **settings):
 
 
 def test_controls_share_with_fire_what_they_say():
-    """`rescale` the norm, `keep_norm` the directions, `interpolate` a part of the way."""
     old, fired = small_state()[0][0].weight.detach(), weight_after("fire")
     rescaled, turned = weight_after("rescale"), weight_after("keep_norm", solver="newton_schulz")
     for ours, norm, directions in ((rescaled, fired, old), (turned, old, fired)):
@@ -194,7 +193,9 @@ def test_the_rate_rises_again_and_the_loop_keeps_its_own():
     assert step(treatment) == [0.1]  # before its first boundary
     treatment.boundary(1)
     rates = step(treatment)
-    treatment.before_step(), treatment.before_step(), treatment.after_step(skipped=True)
+    treatment.before_step(), treatment.before_step()  # two updates in one step
+    assert adam.param_groups[0]["lr"] == pytest.approx(0.05)
+    treatment.after_step(skipped=True)
     saved = treatment.state_dict()
     rates += step(treatment)
     adam.param_groups[0]["lr"] = torch.tensor(0.2)
@@ -203,10 +204,8 @@ def test_the_rate_rises_again_and_the_loop_keeps_its_own():
     _, _, again = trained("rewarm", "clear", steps=4)
     again.load_state_dict(saved)
     assert step(again) == pytest.approx([0.05])
-    alone = attach("rewarm", nn.Linear(2, 2))
-    alone.boundary(1)
-    with pytest.raises(UserError, match="'rewarm' scales the learning rate: give"):
-        alone.before_step()
+    with pytest.raises(UserError, match="'rewarm' needs the learning rate: give"):
+        attach("rewarm", nn.Linear(2, 2))
 
 
 def test_the_page_has_the_table_of_the_classes():
@@ -248,8 +247,38 @@ def test_what_would_be_treated_twice_or_begin_to_train_is_refused():
         net[1].weight = nn.Parameter(net[1].weight / 2)
     with pytest.raises(UserError, match=r"adam_betas=0\.9 must be two numbers"):
         create("muon", adam_betas=0.9)
-    with pytest.raises(UserError, match="lacks the weights of net 'net'"):
-        attach("none", net, initial={"model": net.state_dict()})
+    for said, given in (
+        ("lacks the weights of net 'net'", {"initial": {"model": net.state_dict()}}),
+        ("holds the weights of net 'net' themselves", {"initial": net.state_dict()}),
+        ("batches is a list: give a function", {"batches": []}),
+        ("list is no optimizer", {"optimizers": []}),
+    ):
+        with pytest.raises(UserError, match=said):
+            attach("none", net, **given)
+
+
+@pytest.mark.parametrize("name", ["rewarm", "adamo", "l2_init", "swr"])
+def test_a_loop_that_leaves_out_a_call_is_told(name):
+    net = nn.Linear(2, 2)
+    treatment = attach(name, net, torch.optim.SGD(net.parameters(), lr=0.1))
+    treatment.boundary(1)
+    if name == "swr":
+        treatment.before_step()
+    with pytest.raises(UserError, match=r"before_step\(\)|call penalty\(\)|finds no gradients"):
+        treatment.after_step()
+
+
+def test_one_damaged_net_of_two_and_starting_weights_of_another_shape_change_nothing():
+    state = state_of(nn.Linear(2, 2))
+    state.nets["other"] = nn.Linear(2, 2)
+    state.nets["other"].weight.data[0, 0] = float("nan")
+    with untouched(state.nets["net"]), pytest.raises(UserError, match="in net 'other': no net was changed"):
+        create("fire").boundary(state)
+    net, state = small_state()
+    state.initial["net"]["2.bias"] = torch.zeros(1)
+    for name in ("shrink_perturb", "full_reset"):
+        with untouched(net), pytest.raises(UserError, match=r"lacks 2\.bias, or in that shape"):
+            create(name).boundary(state)
 
 
 def test_a_tied_head_leaves_the_embedding_in_training():

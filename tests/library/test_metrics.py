@@ -70,7 +70,6 @@ def test_dormant_units_are_counted_along_their_own_dimension(layer, shape):
 
 
 def test_what_is_scored_is_what_the_next_layer_reads():
-    """After a pool, with the channels of a flattened convolution as units."""
     net = nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 2))
     inputs = torch.randn(5, 1, 4, 4)
     (scores,), unmeasured, _ = dormancy_of(net, inputs)

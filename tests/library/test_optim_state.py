@@ -24,7 +24,6 @@ def trained(make):
 
 
 def test_float32_copies_of_half_precision_weights_are_not_missed():
-    """An optimizer over copies would bring the old weights back at its next step."""
     torch.manual_seed(0)
     net = nn.Linear(6, 4).bfloat16()
     copies = [p.detach().float().requires_grad_() for p in net.parameters()]
@@ -170,7 +169,6 @@ if hasattr(torch.optim, "Muon"):  # from torch 2.9 on
 @pytest.mark.parametrize("policy", ["clear", "clear_changed"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_cleared_optimizer_steps_as_a_new_one(name, policy):
-    """Its memory lies in its state, or elsewhere."""
     net, optimizer = trained(OPTIMIZERS[name])
     owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     with torch.no_grad():

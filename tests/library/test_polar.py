@@ -61,10 +61,12 @@ def test_zero_and_non_finite_matrices_are_named(solver: str, value: float) -> No
     matrices[1, 2, 4, 4] = value
     with pytest.raises(UserError, match=r"\(1, 2\) of the batch is (zero|not finite)"):
         polar(matrices, solver)
+    for other, setting in ("exact", {"iterations": 5}), ("newton_schulz", {"tolerance": 1e-6}):
+        with pytest.raises(UserError, match=f"has no effect with solver='{other}'"):
+            polar(matrices, other, **setting)
 
 
 def test_quintic_is_the_formula_of_muon() -> None:
-    """Against the step written out in float64."""
     matrix = gaussian(48, 32)
     x = (matrix / matrix.norm()).double()
     for _ in range(5):

@@ -10,7 +10,7 @@ from tiny_nets import Net, linear, train_step, untouched
 from torch import nn
 from torch.nn import functional
 
-from fire_core import State, UserError, attach, find_targets, reset_optimizer_state
+from fire_core import UserError, attach, find_targets, reset_optimizer_state
 from fire_core.measure.plasticity import curvature, plasticity
 from fire_core.methods import create
 from fire_core.methods.dash import shrink
@@ -48,7 +48,6 @@ def test_dash_takes_convolutions_kernel_by_kernel_or_whole():
 
 
 def test_dash_leaves_alone_what_is_not_its_own():
-    """Parameters the loss does not depend on, statistics, random state, the mode of a frozen batch norm."""
     net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
     net.unused = nn.Linear(2, 2)
     net.forward = lambda x: net[3](net[2](net[1](net[0](x))))
@@ -116,7 +115,6 @@ def started(name, **settings):
 
 
 def test_continual_backprop_by_hand():
-    """It watches training only."""
     net, method, state, steps = started("cbp", replacement_rate=0.2, maturity=0, decay=0.5)
     steps(2)
     net.eval()(-X)
@@ -305,7 +303,7 @@ def test_adamo_takes_the_rate_of_each_weights_own_group():
     for part, first in ((body, 3.0), (head, 2.88), (bare, 3.0)):
         torch.testing.assert_close(part[0].weight.data, torch.diag(torch.tensor([first, 2.0])))
     with pytest.raises(UserError, match=r"give attach\(\) the optimizer"):
-        method.before_step(State({"net": body}, phase=1))
+        attach("adamo", body)
 
 
 def test_a_weight_of_zeros_keeps_the_vector_of_the_power_iteration():
@@ -439,7 +437,6 @@ def test_an_optimizer_with_two_learning_rates_is_not_replaced_by_one_with_one(na
 
 
 def test_l2_er_keeps_the_inputs_of_training_steps_of_its_own_nets_alone():
-    """Not those of evaluation, of skipped steps, of copies and of a net that was replaced; a rollback forgets later ones."""
 
     def body(inputs: int) -> nn.Sequential:
         return nn.Sequential(nn.Linear(inputs, 4), nn.ReLU(), nn.Linear(4, 2))

@@ -215,7 +215,6 @@ def test_nothing_to_treat_is_an_error_that_names_what_exists(model, rule, messag
 
 
 def test_attention_is_a_q_and_a_k_side_by_side() -> None:
-    """Heads of reinforcement learning are called value or q, too."""
     heads = nn.ModuleDict({name: nn.Linear(4, 2) for name in ("body", "value", "q")})
     assert [t.role for t in list_targets(heads).included] == ["", "", ""]
     block = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("q_proj", "k_proj", "v_proj", "fc")})

@@ -195,7 +195,6 @@ def test_a_weight_stays_out_that_the_example_does_not_reach_or_follow() -> None:
 
 
 def test_plain_layers_stay_one_matrix() -> None:
-    """Residual sums, rotations, norms, concatenations and depthwise convolutions cut nothing."""
 
     def plain(net: Net, x: Tensor) -> Tensor:
         x = torch.relu_(net.norm(net.deep(net.stem(x)))).mean((2, 3))

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from fire_core import TrialResult, UserError, attach, trial
+from fire_core import TrialResult, UserError, attach, fire, trial
 from fire_core.methods import create
 from fire_core.seeding import derive, seeded
 from fire_core.trial import METHODS, student_t
@@ -107,8 +107,9 @@ def test_branches_share_batches_and_chance_and_repeats_differ():
 def test_data_loader_is_read_in_another_order_in_each_repeat_only_if_it_is_shuffled(shuffle):
     for generator in (None, torch.Generator().manual_seed(1)):
         loader = DataLoader(list(zip(INPUTS, LABELS)), batch_size=8, shuffle=shuffle, generator=generator)
-        first, second = short([], batches=loader).scores["none"]
-        assert (first != second) == shuffle
+        first, second = (result := short(["fire"], batches=loader)).scores["none"]
+        assert (first != second) == shuffle != result.repeated
+        assert shuffle or (result.best is None and "are the same run" in str(result))
 
 
 SOON = {"redo": {"every_steps": 3}, "cbp": {"replacement_rate": 0.2, "maturity": 1}}
@@ -172,6 +173,9 @@ FROM_THE_START += [create("fire", scale="initial"), create("redo", fresh="initia
 (HOOKED := nn.Linear(6, 4)).weight.register_hook(abs)
 MISTAKES = [
     ("give the network inside DistributedDataParallel", {"net": (replica(nn.Linear(6, 4)), None, None)}),
+    ("holds the weights of net 'net' themselves", {"net": (HOOKED, None, HOOKED.state_dict())}),
+    ("optimizers adam: name them as their networks, net", {"net": (HOOKED, {"adam": None}, {})}),
+    ("method <function fire", {"methods": [fire]}),
     ("lose the hooks of weight", {"net": (HOOKED, torch.optim.Adam(HOOKED.parameters()), {})}),
     ("at least 10 steps", {"steps": 3}),
     ("iterator", {"batches": iter(DATA)}),
@@ -187,6 +191,14 @@ def test_mistakes_are_one_line_before_anything_is_trained(message, given):
     with pytest.raises(UserError, match=message) as error:
         short(**{"methods": [], "step": lambda *_: pytest.fail("trained"), **given})
     assert "\n" not in str(error.value)
+
+
+def test_steps_that_train_the_callers_model_or_compute_gradients_too_late_are_refused():
+    net, optimizer, _ = given = make()
+    with pytest.raises(UserError, match="train its own argument"):
+        short("fire", given, lambda *own: step(net, optimizer, own[2]))
+    with pytest.raises(UserError, match="'l2_init' acts on gradients before"):
+        short("l2_init", step=lambda net, adam, batch: adam.step(lambda: net(batch[0]).sum()))
 
 
 def test_ctrl_c_gives_what_is_done():
@@ -221,7 +233,6 @@ def test_interval_of_one_method_is_the_paired_t_interval():
 
 @pytest.mark.parametrize("spread", [[1, 1, 1, 1, 1], [0.2, 0.2, 0.2, 1, 3]])
 def test_pure_noise_names_a_winner_in_at_most_5_percent(spread):
-    """Also where some methods are noisier than others."""
     draw = np.random.default_rng(0)
 
     def best():

@@ -37,7 +37,6 @@ def test_joined_layers_know_their_columns():
 
 
 def test_entries_are_read_and_written_unit_by_unit():
-    """Of stacks of two layers, as the critics of SAC."""
     net = nn.Sequential(linear(3, 4, 2, nn.init.normal_), nn.ReLU(), linear(4, 1, 2, nn.init.normal_))
     nn.init.normal_(net[0].bias)
     (layer,), _ = find_unit_layers(net, torch.randn(2, 5, 3))
