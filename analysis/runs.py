@@ -208,7 +208,7 @@ def _describe(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     label, _, tail = path.parent.name.rpartition("-")
     if tail in (str(meta.get("identity"))[:8], folders.without_seed(config)):
         raise UserError(
-            f"another config than that of the runs in {label}: delete those, or use another run.root"
+            f"another config than that of {label}: move that elsewhere and rename this to {label}, or set run.root"
         )
     changed = [text for text in meta.get("overrides") or [] if not text.startswith("data.folder=")]
     if not changed and path.parent.name != (meta.get("method") or path.parent.name.partition("-")[0]):

@@ -73,7 +73,10 @@ def load(name: str, more: Sequence[str] = ()) -> tuple[dict[str, Any], list[Swee
 def _sweep(settings: dict[str, Any], typed: dict[str, str]) -> Sweep:
     """Return one sweep after checking its keys, with the typed overrides that its script has."""
     values = {key: value if isinstance(value, list) else [value] for key, value in settings.items()}
-    domain, texts = find(domain_of(values["experiment"][0])), {}
+    name, *others = {domain_of(each) for each in values["experiment"]}
+    if others:
+        raise UserError(f"experiment={values['experiment']}: one sweep has experiments of one script")
+    domain, texts = find(name), {}
     for key in dict.fromkeys(["experiment", "size", "method", "seed", *values]):
         words = (each if isinstance(each, str) else json.dumps(each) for each in values[key])
         texts[key] = f"{key}={','.join(words)}"

@@ -162,7 +162,9 @@ def domain_of(experiment: str) -> str:
 @functools.cache
 def content_of(experiment: str) -> dict[str, Any]:
     """Return the content of an experiment's file, with what it inherits from the one that it builds on."""
-    content = read_yaml(file_of("experiment", experiment))
+    content = read_yaml(path := file_of("experiment", experiment))
+    if "at" not in content and not content.get("defaults"):
+        raise UserError(f"{path} has no section `at` with the sizes (docs: CONTRIBUTING.md)")
     bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
     return OmegaConf.to_container(OmegaConf.merge(*map(content_of, bases), content))  # type: ignore[return-value]
 

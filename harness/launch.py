@@ -92,7 +92,7 @@ def _command(domain: Domain, job: "Job", arguments: list[str]) -> None:
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
     sys.argv[1:] = [*overrides, *search_path(domain), *(word for word in arguments if word not in overrides)]
     start = hydra.main(version_base="1.3", config_path=str(domain.conf), config_name=domain.name)(job)
-    if line.multirun:
+    if line.multirun and not line.cfg:
         _sweep(domain, job, overrides, start)
         return
     composed = compose(domain, overrides)
@@ -113,9 +113,8 @@ def _sweep(domain: Domain, job: "Job", overrides: list[str], start: Callable[[],
     moved = [own for own, (typed, cfg) in zip(folders, runs) if own != named_folder(domain, cfg, typed)]
     if moved:
         told = f"{len(moved)} of {len(runs)} runs have another config than earlier ones of their label, and tables leave"
-        print(
-            f"{told} them out, as in {moved[0].parent}: delete the earlier ones, or set run.root", flush=True
-        )
+        own = f"{moved[0].parent}: move the earlier ones elsewhere and rename it, or set run.root"
+        print(f"{told} them out, as in {own}", flush=True)
     stop.raise_interrupt()
     stop.name_driver()
     here = not any(text.startswith("hydra/launcher=") for text in overrides)

@@ -6,7 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fire_core.errors import UserError, did_you_mean
 from fire_core.methods import available
-from harness.config import compose, options, parse, resolve, runs_of
+from harness.config import compose, content_of, options, parse, resolve, runs_of
 from harness.device import check_machine
 from harness.settings import Domain, keys
 
@@ -36,6 +36,10 @@ def check_sweep(domain: Domain, overrides: list[str]) -> list[tuple[list[str], D
     typed = [o.input_line for o in parsed if not o.is_hydra_override()]
     fixed = [o.input_line for o in parsed if not o.is_sweep_override()]
     own = compose(domain, fixed).hydra.sweeper.params or {}  # what the experiment's file sweeps
+    names = {text[11:] for line in runs_of(typed) for text in line if text.startswith("experiment=")}
+    for name in sorted(names) if len(names) > 1 else ():
+        if "hydra" in content_of(name):
+            raise UserError(f"experiment={name} sweeps settings of its own: start it alone")
     runs, mistakes, seeds, configs = [], {}, {}, {}
     for line in runs_of([*(f"{key}={value}" for key, value in own.items()), *typed]):
         seed = next((text for text in line if text.startswith("seed=")), "")

@@ -55,6 +55,8 @@ def open_corpus(folder: Path, *, block: int, vocabulary: int, train_tokens: int 
             wrong = f"{folder}/{part}.bin has {len(tokens)} tokens, its manifest says {wanted}"
             raise UserError(f"{wrong}: delete {folder} and prepare the corpus again")
         parts[part] = tokens[: train_tokens if part == "train" else None]
+        if part == "train" and train_tokens and train_tokens > wanted:
+            raise UserError(f"{folder}/{part}.bin has {wanted} tokens, fewer than {train_tokens=}")
         if len(parts[part]) <= block:
             wrong = f"{folder}/{part}.bin gives {len(parts[part])} tokens, too few for one window of block={block}"
             raise UserError(f"{wrong}: use a longer text, a smaller block, or a larger limit")

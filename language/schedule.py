@@ -67,7 +67,7 @@ def open_corpora(cfg: DictConfig, world: World) -> tuple[Corpus, Corpus]:
     if world.is_leader:
         world.from_leader(None)
     a, b = opened
-    if a.manifest["tokenizer"] != b.manifest["tokenizer"]:
+    if len({corpus.manifest["made_from"]["tokenizer_sha256"] for corpus in opened}) > 1:
         names = ", ".join(corpus.manifest["tokenizer"]["name"] for corpus in opened)
         raise UserError(f"corpora A and B have different tokenizers ({names}): prepare both with one")
     return a, b

@@ -60,13 +60,10 @@ def make_phases(
     """Return all phases of protocol `name`, in order. Settings are those of the function of that name in this file.
 
     splits: "official" draws the paper's protocols as the authors' code does, so that a seed selects the same images.
-    Raises UserError for a setting that the protocol does not have, and for settings that do not fit the data set.
+    Raises UserError for settings that do not fit the data set.
     """
     build = PROTOCOLS[name]
-    known = list(inspect.signature(build).parameters)[2:]
-    if surplus := settings.keys() - set(known):
-        raise UserError(f"protocol {name} has no setting {min(surplus)!r}: it has epochs, {', '.join(known)}")
-    if "splits" in known:
+    if "splits" in inspect.signature(build).parameters:
         settings["splits"] = splits
     phases, labels, device = [], images.train_labels.cpu(), images.train_labels.device
     for index, fields in enumerate(build(images, seed, **settings)):
@@ -78,8 +75,10 @@ def make_phases(
 
 
 def phase_count(name: str, **settings: Any) -> int:
-    """Return the number of phases of protocol `name`."""
+    """Return the number of phases of protocol `name`. Raises UserError for a setting that it does not have."""
     known = inspect.signature(PROTOCOLS[name]).parameters
+    if surplus := settings.keys() - (own := ["epochs", *list(known)[2:]]):
+        raise UserError(f"protocol {name} has no setting {min(surplus)!r}: it has {', '.join(own)}")
     counts = [settings.get(key, known[key].default) for key in ("stages", "tasks") if key in known]
     return counts[0] if counts else 2
 

@@ -81,7 +81,7 @@ def _test_samples(folder: Path, numbers: dict[str, int]) -> list[tuple[str, int]
     pictures, annotations = folder / "val" / "images", folder / "val" / "val_annotations.txt"
     if pictures.is_dir() and annotations.is_file():  # Tiny ImageNet as published
         rows = (line.split("\t") for line in annotations.read_text().splitlines())
-        return [(str(pictures / file), numbers[label]) for file, label, *_ in rows]
+        return [(str(pictures / file), numbers[label]) for file, label, *_ in rows if label in numbers]
     for part in (folder / "test", folder / "val", folder / "valid"):
         if part.is_dir() and {path.name for path in part.iterdir() if path.is_dir()} == numbers.keys():
             return import_torchvision().datasets.ImageFolder(part).samples

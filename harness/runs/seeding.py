@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fire_core import seeding
 from fire_core.seeding import derive
 
 
@@ -22,9 +23,8 @@ def numpy_generator(seed: int, purpose: str, *position: int | str) -> np.random.
 
 @contextmanager
 def seeded(seed: int, purpose: str, *position: int | str) -> Iterator[None]:
-    """Seed torch's global generators inside the body, as for initial weights, and restore them afterwards."""
-    with torch.random.fork_rng():
-        torch.manual_seed(derive(seed, purpose, *position))
+    """Seed all global generators inside the body, as for initial weights, and restore them afterwards."""
+    with seeding.seeded(derive(seed, purpose, *position)):
         yield
 
 

@@ -103,9 +103,9 @@ def physics(environment: gymnasium.Env) -> Any:
     """Return the MjData of a MuJoCo environment. Raises UserError for other environments."""
     inner = environment.unwrapped
     if not hasattr(inner, "data"):
-        remedy = "set run.trunk=false run.checkpoint_seconds=1e9 run.checkpoint_steps=0"
+        remedy = "it runs only with run.trunk=false run.checkpoint_seconds=1e9 run.checkpoint_steps=0"
         wrong = f"{type(inner).__name__} is not a MuJoCo task, so its state cannot be saved"
-        raise UserError(f"{wrong}: {remedy}; such a run cannot be resumed")
+        raise UserError(f"{wrong}: {remedy}, and is lost if it is stopped")
     return inner.data
 
 

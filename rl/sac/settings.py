@@ -55,7 +55,7 @@ class Sac(Keys):
     temperature: float = key("initial entropy temperature", above=0, most=1e6)
     target_entropy: float = key("the target is minus this, times the number of actions", least=0, most=1e6)
     precision: str = key("in bf16, output layers and losses stay fp32", choices=("fp32", "tf32", "bf16"))
-    stack: int = key("runs of a sweep that one process trains together", least=1, numbers=False)
+    stack: int = key("runs of a sweep (-m) that one process trains together", least=1, numbers=False)
     workers: bool = key("simulate each task of a stack in a process of its own", numbers=False)
 
 
@@ -73,7 +73,7 @@ DOMAIN = Domain(
     shown=("env.name",),
     at_boundary=("boundary",),
     # One update passes through the networks several times, so there is no one loss and no one set of activations.
-    gives=frozenset({"gradients", "batches", "initial"}),
+    gives=frozenset({"gradients", "batches", "initial", "optimizers"}),
     refuses={"fire_all": "fire does the same here", "fire_muon": "it is for supervised training"},
     check=check,
     needs=("gymnasium", "mujoco", "psutil"),

@@ -27,7 +27,6 @@ def root(tmp_path):
 
 
 def test_unfinished_failed_and_torn_are_named_and_left_out(root, capsys):
-    """The status names the missing, too."""
     write_run(root, CELL, "dash", 1, warm_start_lines(0.5, 1), end="FAILED")
     write_run(root, CELL, "dash", 2, warm_start_lines(0.5, 2), end=None)
     (write_run(root, CELL, "dash", 3, [], end="FAILED") / "FAILED").write_text("")
@@ -156,7 +155,6 @@ def test_a_seed_counts_once(root):
 
 
 def test_settings_come_from_the_record_and_not_from_the_name_of_the_folder(root):
-    """A name that would be longer than 60 letters is cut to a hash."""
     changed = ["method.targets=[attention,head]", "data.folder=/somewhere", "optimizer_state=clear_changed"]
     told = {"overrides": changed, "identity": "f00d"}
     folder = write_run(root, "random_label", "fire-0123abcd", 1, task_lines([0.5] * 4, 0), **told)
@@ -167,7 +165,7 @@ def test_settings_come_from_the_record_and_not_from_the_name_of_the_folder(root)
     assert "does not list its overrides" in load(root, ["random_label"]).problems[0]
     moved = folder.parents[1] / f"fire-{without_seed(read_config(folder))}"
     folder.parent.rename(moved)
-    assert "another config than that of the runs in fire" in load(root, ["random_label"]).problems[0]
+    assert "another config than that of fire: move" in load(root, ["random_label"]).problems[0]
     for seed in (1, 2):
         config = write_run(root, "random_label", "none", seed, task_lines([0.5] * 4, seed)) / "config.yaml"
     config.write_text("epochs: 5\nseed: 2\n")
@@ -176,7 +174,6 @@ def test_settings_come_from_the_record_and_not_from_the_name_of_the_folder(root)
 
 
 def test_own_runs_do_not_hide_the_committed_ones(root, tmp_path, monkeypatch, capsys):
-    """The committed results are here six runs of Figure 2 and one of random labels."""
     write_run(root, "random_label", "none", 1, task_lines([0.5] * 4, 0))
     export(load(root), tmp_path / "results")
     monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")

@@ -56,6 +56,10 @@ def test_a_sweep_is_what_one_types_and_given_overrides_go_where_the_key_exists(t
     assert {sweep.domain.name for sweep in sweeps if "env.game=catch" in sweep.words} == {"dqn"}
     with pytest.raises(UserError, match=r"env.game=catch: no script of this campaign has this key"):
         load(tiny, ["env.game=catch"])
+    both = "{experiment: [label_noise, fig4a_catch], method: none, seed: 1}"
+    Path(tiny).write_text(f"{{size: smoke, parts: [[{both}]]}}")
+    with pytest.raises(UserError, match=r"'fig4a_catch'\]: one sweep has experiments of one script"):
+        load(tiny)
 
 
 def test_a_plan_worked_by_hand(tiny, tmp_path):

@@ -45,7 +45,6 @@ def test_the_natural_key_works_at_every_size(domain):
 
 
 def test_every_experiment_has_two_sizes_methods_that_exist_and_a_sweep_if_it_says_so():
-    """That each composes at each size is shown by the golden record."""
     for experiment in options("experiment"):
         assert {"smoke", "small"} <= set(content_of(experiment)["at"])
         if sweep := content_of(experiment).get("hydra"):
@@ -132,7 +131,6 @@ def test_what_cannot_change_numbers_is_not_part_of_a_runs_identity():
 
 
 def test_runs_that_differ_in_what_acts_at_a_boundary_share_phase_0_but_for_a_trigger():
-    """The trigger may fire in phase 0, and then the method acts."""
     _, _, trunk = vision()
     assert trunk is not None
     _, _, same = vision("method=none", "optimizer_state=keep", "mode_at_boundary=eval")
@@ -158,6 +156,9 @@ def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
         ("vision", ["method=none,fire", "clip_norm=big"], "clip_norm='big'"),
         ("vision", ["method=plasticity_injection"], "does not run in vision: it needs an encoder"),
         ("sac", ["midpoint=500"], "midpoint=500"),
+        ("vision", ["experiment=label_noise,ablation_strength"], "ablation_strength sweeps settings"),
+        ("vision", ["compat=official", "warmup_share=0.5"], "warmup_share=0.5 needs schedule=ours"),
+        ("vision", ["protocol.replay=1"], "no setting 'replay': it has epochs, share, splits"),
     ):
         with pytest.raises(UserError) as caught:
             check_sweep(find(domain), ["size=smoke", "seed=1,2", *typed])
@@ -167,7 +168,6 @@ def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
 
 @pytest.mark.parametrize("experiment", ["fig2a_cifar10_resnet18", "fig3_60k"])
 def test_trials_share_the_trunk_of_their_seed_and_are_runs_of_their_own(experiment):
-    """A trial has a share of the training, and each repeat seeds of its own after phase 0."""
     domain, trial = domain_of(experiment), "trial.share=.2"
     lines = [[], [trial, "trial.repeat=1"], [trial, "trial.repeat=2"], [trial]]
     given = [f"experiment={experiment}", "size=smoke", "method=fire"]
@@ -200,7 +200,6 @@ def test_a_metric_may_be_recorded_rarely():
 
 
 def test_an_act_waits_for_its_cooldown(tmp_path):
-    """Without it, this run has three acts."""
     more = ["trigger.share=0.95", "trigger.cooldown=1000", "protocol.epochs=[1,7]", "learning_rate=0.05"]
     train_here("vision", tmp_path, "trigger=gradient", *more)
     assert len(list(tmp_path.glob("*/smoke/*/seed_1/boundary_*.json"))) == 1

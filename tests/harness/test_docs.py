@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
@@ -25,7 +24,7 @@ from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
 from fire_core.targets.table import PRESETS
 from harness import campaign
-from harness.config import options
+from harness.config import content_of, options
 
 ROOT = Path(__file__).resolve().parents[2]
 CONCEPTS, HOW_TO = ROOT / "docs/concepts", ROOT / "docs/how-to"
@@ -89,7 +88,6 @@ def run(page: Path, only: str = "", **names: object) -> dict:
     "page", [p for p in PAGES if p not in SPECIAL and blocks(p, "python")], ids=lambda page: page.stem
 )
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
-    """A continual run trains on everything seen so far."""
     monkeypatch.chdir(tmp_path)
     trained = {"continual": [8, 16, 24], "phase_boundaries": [8, 8, 8]}.get(page.stem)
     assert run(page)["trained"] == trained or trained is None
@@ -256,9 +254,7 @@ def test_the_commands_of_the_campaign_page_are_understood():
 
 @pytest.mark.parametrize("figure", ["fig2", "fig3", "fig4a", "fig4b"])
 def test_the_readme_gives_the_minutes_of_the_papers_panels(figure):
-    """They are those of the experiments' files; the panels of Figure 3 inherit theirs from fig3_best."""
-    panels = [ROOT / f"conf/experiment/{name}.yaml" for name in paper.panels() if name.startswith(figure)]
-    minutes = [OmegaConf.load(file).get("minutes", {}) for file in panels]
+    minutes = [content_of(name).get("minutes", {}) for name in paper.panels() if name.startswith(figure)]
     row = next(line for line in (ROOT / "README.md").read_text().splitlines() if f"| `{figure}" in line)
     for size, told in zip(("small", "medium"), row.split("|")[-3:-1], strict=True):
         values = [each[size] for each in minutes if size in each]
@@ -282,7 +278,6 @@ def test_the_code_of_the_readme_runs_and_a_trial_takes_its_method(monkeypatch) -
 
 
 def test_pages_name_all_that_there_is() -> None:
-    """Presets of targets, triggers, and the fields of the state."""
     targets, kinds = ((CONCEPTS / f"{page}.md").read_text() for page in ("targets", "triggers"))
     assert PRESETS and all(f'`"{preset}"`' in targets for preset in PRESETS)
     classes = triggers.Trigger.__subclasses__()

@@ -103,7 +103,6 @@ def test_graphs_are_static_one_for_training_and_one_for_evaluation(script, graph
 
 
 def test_fire_multiplies_matrices_of_one_shape_together(monkeypatch):
-    """With the stacks of a GPU: two products for each step and shape, however many matrices there are."""
     monkeypatch.setitem(sys.modules["fire_core.solvers.polar"].STACK_BYTES, "cpu", 2**40)
     net = build("resnet18", classes=5, channels=3, image_size=16, width=4)
     shapes = {target.shape for target in find_targets(net).included}

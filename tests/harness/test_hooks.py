@@ -60,7 +60,6 @@ def runs(request, tmp_path_factory):
 
 
 def test_every_step_has_one_penalty_and_its_gradients_and_every_evaluation_is_announced_between_steps(runs):
-    """An epoch ends before its evaluation. There is one for each recorded performance, and one for the final weights."""
     script, calls, (plain, _), _ = runs
     text = "".join(letter for letter, _ in calls)
     step = "pggs" if script == "sac" else "pgs"  # actor and critics step one after another

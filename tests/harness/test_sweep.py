@@ -25,7 +25,6 @@ def test_ctrl_c_stops_all_runs_after_saving(tmp_path):
 
 
 def test_a_failed_run_shows_its_error_the_others_are_done_and_the_same_command_does_the_rest(tmp_path):
-    """Each run is a line, and its output is in its folder."""
     taken = tmp_path / "random_label" / "smoke" / "none"
     taken.parent.mkdir(parents=True)
     taken.write_text("a file where the runs of `none` want a folder")

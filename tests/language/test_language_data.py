@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import re
 import shutil
 from functools import partial
 from itertools import islice
@@ -12,10 +13,13 @@ from unittest.mock import Mock, call
 import numpy as np
 import pytest
 import torch
+from training_scripts import compose_config
 
 from fire_core.errors import UserError
 from language.data import Mixture, open_corpus, validation_batches
+from language.distributed import World
 from language.prepare import prepare
+from language.schedule import open_corpora
 from language.sources import ASSETS, HUB, SHIPPED, open_source
 from language.text_tokenizer import load_tokenizer
 
@@ -65,6 +69,16 @@ def test_tokens_of_another_text_split_or_tokenizer_are_never_handed_out(jsonl, t
     ):
         with pytest.raises(UserError, match=words):
             again(**changes)
+
+
+def test_corpora_of_two_tokenizers_and_fewer_tokens_than_asked_for_are_refused(jsonl, tmp_path):
+    folders = [prepare(jsonl, "small", tmp_path / name, progress=False) for name in "ab"]
+    text = (folders[1] / "manifest.json").read_text()
+    (folders[1] / "manifest.json").write_text(re.sub(r'(tokenizer_sha256": ")\w', r"\1-", text))
+    places = [f"corpus.{name}.folder={folder}" for name, folder in zip("ab", folders)]
+    for more, said in ([], "different tokenizers"), (["corpus.a.train_tokens=9000000"], "fewer than"):
+        with pytest.raises(UserError, match=said):
+            open_corpora(compose_config("language", ["size=smoke", *places, *more]), World("cpu"))
 
 
 def test_shipped_text_is_whole_and_no_document_is_in_both_parts():
@@ -185,7 +199,6 @@ def parquet(folder, texts=ROWS):
 
 @pytest.mark.parametrize("name", ["wikitext103", "openwebtext"])
 def test_both_layouts_of_the_hub_load(tmp_path, monkeypatch, name):
-    """Named configurations in the card, or a script on the main branch, and a folder for each on the converted branch."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     repository, configuration = HUB[name]

@@ -69,7 +69,6 @@ def test_a_fork_leaves_the_losses_of_phase_1_behind_also_where_no_boundary_clear
 
 
 def test_windows_grow_at_the_boundary_and_are_evaluated_at_the_length_of_their_phase(tmp_path, fixed):
-    """Phase 1 with windows of half the positions does not train the others, phase 2 does."""
     SCRIPT.train(tmp_path, *fixed, "phase_1.block=16", "method=none")
     shape = check_settings(compose_config("language", ["size=smoke"]))
     with seeded(1, "init"):

@@ -67,7 +67,6 @@ def test_double_targets_take_the_action_of_the_trained_network_and_the_discount_
 
 
 def test_the_pass_compiles_without_a_graph_break_and_gives_the_same_update(monkeypatch):
-    """Traced by the compiler as on a GPU, run by eager kernels, and again after a change of the weights in place."""
     results = []
     monkeypatch.setattr(rl.dqn.learn, "captured", partial(captured, backend="aot_eager"))
     for compiled in (False, True):
@@ -204,6 +203,5 @@ def test_paper_size_is_the_published_setting(fidelity):
 
 
 def test_random_episodes_are_played_to_their_end():
-    """The limit of evaluations cuts nothing off, so that training returns are compared with their like."""
     cfg = compose_config("dqn", ["size=smoke", "eval_max_steps=1"])
     assert random_play(cfg)["random_return"] != 0.0  # Catch gives nothing before its ball has come down

@@ -51,7 +51,6 @@ def equal(one, other):
 
 
 def test_the_loop_acts_greedily_updates_and_copies_the_target_when_it_should(tmp_path):
-    """A checkpoint at every step of the first half, no exploration after step 120, two updates a step after step 80."""
     train(tmp_path, 376, "method=none", "run.keep=1000", "epsilon_final=0.0", "updates_per_transition=0.5")
     found = checkpoints(tmp_path)
     assert sorted(found) == list(range(4, 377, 4))

@@ -42,7 +42,6 @@ def test_initialisation_orthogonal_ends_truncated_he_inside_zero_bias():
 
 
 def test_plain_networks_have_no_norm_and_are_the_usual_two_hidden_layers():
-    """One stacked critic against the same matrices by hand."""
     critics = Critics(5, 2, width=8, blocks=1, norm="none")
     assert not any(getattr(module, "is_norm", False) for module in critics.modules())
     x, action = torch.randn(4, 5), torch.randn(4, 2)

@@ -77,7 +77,6 @@ Run.save = stopping
 
 
 def test_a_stack_is_killed_stops_resumes_and_has_the_folders_of_single_runs(tmp_path):
-    """When it is killed, runs have checkpoints of different steps, and so resume out of step."""
     sweep = ["-m", *SHORT, "steps=110", "midpoint=60", "method=none,fire"]
     stack, single = tmp_path / "stack", tmp_path / "single"
     for before, expected in ((killed("step >= 80"), 9), (STOPPED, 75), ("", 0)):

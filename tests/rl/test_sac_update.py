@@ -177,7 +177,6 @@ def over_a_boundary(ours: Learner, method: str, number: int = 0) -> list[dict]:
 
 @pytest.mark.parametrize("method", ["plasticity_injection", "muon", "l2_init", "none"])
 def test_traced_passes_follow_a_method_across_the_boundary(method):
-    """Where parameters, optimizers or the penalty become others."""
     plain, traced = learner(), learner()
     traced.passes = [captured(f, torch.device("cpu"), backend="aot_eager") for f in (actor_pass, critic_pass)]
     for each in (plain, traced):

@@ -103,7 +103,6 @@ def test_full_fashion_mnist_from_files_put_into_the_data_folder(tmp_path, monkey
 
 @pytest.mark.parametrize("classes", [10, 100])
 def test_cifar_as_published(tmp_path, monkeypatch, classes):
-    """The MD5 sums that torchvision knows become those of small files."""
     theirs = getattr(import_torchvision().datasets, f"CIFAR{classes}")
     inner, pictures = tmp_path / theirs.base_folder, []
     inner.mkdir()
@@ -135,14 +134,13 @@ def write_tiny_imagenet(folder, monkeypatch):
         for i in range(3):
             Image.new("RGB", (64, 64), (100 * label, i, 0)).save(root / f"train/{name}/images/{i}.png")
         Image.new("L", (64, 64), 9).save(root / f"val/images/val_{label}.png")  # some of them are grey
-    told = "val_0.png\tn02\t0\t0\t62\t62\nval_1.png\tn01\t0\t0\t62\t62\n"
+    told = "val_0.png\tn02\t0\t0\t62\t62\nval_1.png\tn01\t0\t0\t62\t62\nval_2.png\tn03\t0\n"
     (root / "val" / "val_annotations.txt").write_text(told)
     Image.new("RGB", (64, 64)).save(root / "test/images/test_0.png")
     return root
 
 
 def test_tiny_imagenet_from_a_folder(tmp_path, monkeypatch):
-    """As published, and with its test pictures sorted into class folders, as many people do."""
     root = write_tiny_imagenet(tmp_path, monkeypatch)
     for folder in (tmp_path, root):
         images = load("tiny_imagenet", folder, root=tmp_path / "data")
@@ -233,7 +231,6 @@ def server(tmp_path):
 
 
 def test_tiny_imagenet_is_fetched_and_unpacked_once_and_damage_is_one_line(server, tmp_path, monkeypatch):
-    """Also where four runs want it at the same time."""
     original, place = write_tiny_imagenet(tmp_path / "original", monkeypatch), tmp_path / "tiny_imagenet"
     served = Path(shutil.make_archive(tmp_path / "tiny-imagenet-200", "zip", original.parent))
     whole, archive, asked, urlopen = served.read_bytes(), place / served.name, [], urllib.request.urlopen
@@ -343,7 +340,6 @@ def test_batches_are_a_pure_function_and_cover_everything():
 
 
 def test_a_gradual_shift_mixes_in_the_phase_before():
-    """Over the first half of the phase, the share of its own images rises from 0 to 1; the first phase is left alone."""
     old = PhaseData(0, "old", torch.arange(10), torch.zeros(10, dtype=torch.int64), 4)
     new = PhaseData(1, "new", torch.arange(100, 140), torch.ones(40, dtype=torch.int64), 4)
     batch, shares = torch.arange(20, 40), []

@@ -14,7 +14,6 @@ SMALL = {"mlp": {"width": 16, "depth": 2, "image_size": 14}, "cnn": {"width": 8,
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_layer_norm_of_the_small_nets_comes_before_each_relu(name):
-    """It is a GroupNorm whose one group holds all values of a sample; without it the nets are those of before."""
     plain, normed = (build(name, classes=3, channels=1, **SMALL[name], norm=norm) for norm in (None, "layer"))
     assert not any(isinstance(module, nn.GroupNorm) for module in plain.modules())
     modules = [module for module in normed.modules() if isinstance(module, nn.GroupNorm | nn.ReLU)]

@@ -99,6 +99,8 @@ def test_the_experiment_of_the_guide_may_lie_in_another_folder(tmp_path):
         compose_config("vision", ["experiment=my_own"])
     place = ["--config-dir", str(tmp_path / "mine"), "experiment=my_own"]
     assert "name: random_label" in SCRIPT.train(tmp_path, *place, "--cfg", "job")
+    own.write_text("domain: vision\n")
+    assert f"{own} has no section `at`" in SCRIPT.train(tmp_path, *place, expect=2)
     own.write_text("at: [1\n")
     assert SCRIPT.train(tmp_path, *place, expect=2).startswith(f"error: {own} is no YAML: while parsing")
 
