@@ -19,7 +19,7 @@ from fire_core.seeding import derive, kept_chance
 from fire_core.state import State, snapshot
 from fire_core.targets import check_module, shorten
 from fire_core.targets.model_targets import identity
-from fire_core.wrapped_models import reshard
+from fire_core.wrapped_models import reshard, unwrap_with
 
 IDLE = Method()  # acts in place of a method before its first phase
 Renewal = Callable[[], Mapping[str, Optimizer]]
@@ -67,22 +67,23 @@ def attach(
     if lacking := nets.keys() - (initial or nets):
         raise UserError(f"initial lacks the weights of net {min(lacking)!r}: give net name -> state dict")
     start = {name: dict(values) for name, values in (initial or snapshot(nets)).items()}
-    for word, value in {"batches": batches, "loss": loss}.items():
-        if value is not None and not callable(value):
-            raise UserError(f"{word} is a {type(value).__name__}: give a function")
     state = State(dict(nets), dict(optimizers or {}), [*followers], start, batches, loss, compiled=compiled)
-    attached = Attached(method := create(method), state, optimizer_state, renew, seed)
+    method = method if isinstance(method, Method) else create(method)
+    attached = Attached(method, state, optimizer_state, renew, seed)
     attached.saves_initial = method.takes_initial and initial is None
     return attached
 
 
 def check_nets(nets: Mapping[str, nn.Module], initial: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise UserError for a net that is no module, and if `initial` holds its own tensors, which change in training."""
+    """Raise UserError for a net that is no module, and if `initial` holds its own tensors or has other shapes."""
     for name, net in nets.items():
         check_module(net)
-        tensors = [each for each in initial.get(name, {}).values() if isinstance(each, Tensor)]
-        if {identity(p) for p in net.parameters()} & {identity(tensor) for tensor in tensors}:
+        inner, start = unwrap_with(net, initial.get(name, {}))
+        pairs = [(key, p, start[key]) for key, p in inner.named_parameters() if key in start]
+        if any(identity(p) == identity(first) for _, p, first in pairs):
             raise UserError(f"initial holds the weights of net {name!r} themselves: give a deepcopy of them")
+        if wrong := [key for key, p, first in pairs if p.shape != first.shape]:
+            raise UserError(f"initial has other shapes than net {name!r} in {shorten(wrong)}")
 
 
 class Attached:
@@ -94,8 +95,10 @@ class Attached:
         self, method: Method, state: State, optimizer_state: str, renew: Renewal | None, seed: int
     ) -> None:
         check_policy(optimizer_state)
-        for need in sorted(method.needs & {"batches", "loss", "optimizers"}):
-            if not getattr(state, need):
+        has: dict[str, Any] = {"batches": state.batches, "loss": state.loss}
+        has["optimizers"] = state.nets.keys() & state.optimizers
+        for need in sorted(method.needs & has.keys()):
+            if not has[need]:
                 raise UserError(f"method {method.name!r} needs {NEEDS[need]}")
         nets = state.nets.values()
         compiled = any(hasattr(net, "_orig_mod") or net._compiled_call_impl is not None for net in nets)

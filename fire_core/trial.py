@@ -75,15 +75,15 @@ def trial(
     single, several = not isinstance(model, Mapping), isinstance(optimizer, Mapping)
     nets: dict[str, Any] = {"net": model} if single else dict(model)  # type: ignore[arg-type]
     starts = {"net": initial} if single and initial else dict(initial or {})
-    methods = [methods] if isinstance(methods, str) else methods
     named = methods if isinstance(methods, Mapping) else {str(getattr(m, "name", m)): m for m in methods}
     if len(named) < len(methods):
         raise UserError(f"methods: two have the same name in {', '.join(named)}: give label -> method")
-    chosen = {label: create(method) for label, method in {"none": "none", **named}.items()}
+    chosen = {n: m if isinstance(m, Method) else create(m) for n, m in {"none": "none", **named}.items()}
     _check(chosen, nets, optimizer, starts, loss, batches, steps, repeats)
     result = TrialResult({m: [] for m in chosen}, dict.fromkeys(chosen, 0.0), steps, score is not None)
     options: dict[str, Any] = {"initial": starts, "loss": loss, "optimizer_state": optimizer_state}
-    following, own = followers or {}, [(p, p._version) for net in nets.values() for p in net.parameters()]
+    following, runs = followers or {}, set[str]()  # scores and data of "none"
+    own = [(p, p._version, p.grad) for n in nets.values() for p in n.parameters() if not p.is_inference()]
     with kept_chance(_generators(batches)):
         try:
             for repeat in range(repeats):
@@ -97,9 +97,12 @@ def trial(
                     treated = {key: net for key, net in copies.items() if key not in following}
                     treatment = attach(deepcopy(method), treated, optimizers, **options)
                     model = copies["net"] if single else copies
-                    result.scores[name].append(_train(treatment, model, several, step, score, data))
-                    if any(p._version != version for p, version in own):
-                        raise UserError("step trains the model of trial(): let it train its own argument")
+                    scores = _train(treatment, model, several, step, score, data)
+                    if any(p._version != version or p.grad is not grad for p, version, grad in own):
+                        raise UserError("step has trained the model of trial() itself, not its argument")
+                    result.scores[name].append(scores)
+                    runs |= {str((scores, data))} if name == "none" else set()
+                    result.repeated = len(runs) == 1
                     result.seconds[name] += time.perf_counter() - began
                     if progress:
                         done, total = sum(map(len, result.scores.values())), len(chosen) * repeats
@@ -117,6 +120,7 @@ class TrialResult:
 
     scores: method -> for each repeat, the score right after the treatment (NaN without `score`) and after each tenth of the
     steps. seconds: of all branches of a method. stopped: whether Ctrl-C ended the trial; incomplete repeats are left out.
+    repeated: whether all repeats of "none" were one and the same run, as the order of their batches did not differ.
     """
 
     scores: dict[str, list[list[float]]]
@@ -124,6 +128,7 @@ class TrialResult:
     steps: int
     higher_is_better: bool
     stopped: bool = False
+    repeated: bool = False
 
     @property
     def repeats(self) -> int:
@@ -136,12 +141,6 @@ class TrialResult:
         gains = (ends - none) * (1 if self.higher_is_better else -1)
         gains = np.where(np.isfinite(none[:, -1:]), gains, np.inf)
         return np.where(np.isfinite(ends[:, -1:]), gains, -np.inf)
-
-    @property
-    def repeated(self) -> bool:
-        """Whether all repeats of "none" are one and the same run, as their batches came in one order: no spread is known."""
-        none = np.array(self.scores["none"][: self.repeats])[:, -PARTS:]
-        return bool((none == none[:1]).all())
 
     def margin(self, method: str | None = None) -> float:
         """Return half the width of the interval of a method's gain (None: of a typical method).
@@ -193,8 +192,8 @@ class TrialResult:
         varies = "In at least one repeat, training without a treatment diverged."
         if np.isfinite(spread):
             varies = f"none varies by {spread:.2g} between repeats; a gain of {self.margin():.2g} would have been seen."
-        if self.repeated:
-            varies = "All repeats of none are the same run: let the order of the batches differ, as with shuffle=True."
+            if self.repeated:
+                varies = "All repeats of none are the same run: let the order of batches differ, as with shuffle=True."
         lines = [columns(self.rows()), made, varies]
         if "full_reset" in self.scores:
             lost = self.gains("full_reset")[:, -1].mean()
@@ -217,14 +216,10 @@ def _check(
     check_nets(nets, initial)
     if any(replicas_in(net) or is_sharded(net.parameters()) for net in nets.values()):
         raise UserError("trial works in one process: give the network inside DistributedDataParallel or FSDP")
-    if isinstance(optimizer, Mapping) and not optimizer.keys() & nets.keys():
-        raise UserError(f"optimizers {', '.join(optimizer)}: name them as their networks, {', '.join(nets)}")
     parameters = {name: p for net in nets.values() for name, p in net.named_parameters()}
     hooked = [n for n, p in parameters.items() if p._backward_hooks or p._post_accumulate_grad_hooks]
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer.values()
-    hooks = [
-        getattr(o, f"_optimizer_step_{when}_hooks", None) for o in optimizers for when in ("pre", "post")
-    ]
+    hooks = [getattr(o, f"_optimizer_step_{at}_hooks", None) for o in optimizers for at in ("pre", "post")]
     if hooked or any(hooks):
         of = shorten(hooked) or "the optimizer"
         raise UserError(
@@ -238,6 +233,8 @@ def _check(
     for label, method in methods.items():
         if "loss" in method.needs and loss is None:
             raise UserError(f"method {label!r} needs the loss of a net on a batch: give loss=")
+        if _acts(method) and isinstance(optimizer, Mapping) and not optimizer.keys() & nets.keys():
+            raise UserError(f"method {label!r} needs optimizers named as the networks: {', '.join(nets)}")
         if not initial and method.takes_initial:
             raise UserError(f"method {label!r} needs starting weights: give initial=, or leave it out")
 
@@ -293,12 +290,11 @@ def _train(treatment: Attached, model: Any, several: bool, step: Any, score: Any
 def _act_at_steps(treatment: Attached, several: bool) -> list[Any]:
     """Let a method act at the steps of its optimizers, whose caller does not know it: its penalty is a gradient."""
 
-    kind = type(treatment.method)
-    acts = kind.penalty is not Method.penalty or kind.before_step is not Method.before_step
+    treatment._has_gradients = treatment._has_penalty = True  # `act` makes the calls, if a step has an update
 
     def act(net: str, optimizer: Optimizer, given: Any, named: Any) -> None:
-        if acts and (len(given) > 1 or named):
-            raise UserError(f"method {kind.name!r} acts on gradients before step(): leave out its closure")
+        if _acts(treatment.method) and any(map(callable, (*given[1:], *named.values()))):
+            raise UserError(f"method {treatment.method.name!r} acts before step(): leave out its closure")
         penalty = treatment.penalty()
         if isinstance(penalty, Tensor) and penalty.requires_grad:
             trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -309,6 +305,12 @@ def _act_at_steps(treatment: Attached, several: bool) -> list[Any]:
 
     names = treatment.optimizers.keys() & treatment.state.nets
     return [treatment.optimizers[name].register_step_pre_hook(partial(act, name)) for name in names]
+
+
+def _acts(method: Method) -> bool:
+    """Return whether a method acts when the gradients of a step are complete."""
+    kind = type(method)
+    return kind.penalty is not Method.penalty or kind.before_step is not Method.before_step
 
 
 def _fetch(batches: Any, repeat: int, steps: int, seed: int) -> list[tuple[Any, bool]]:

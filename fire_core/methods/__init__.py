@@ -7,7 +7,7 @@ Other packages may register variants of a method: classes of the same name and s
 
 import importlib
 import pkgutil
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from fire_core.errors import UserError, check_settings, did_you_mean
@@ -58,8 +58,8 @@ def variants(name: str) -> list[str]:
     return sorted((variant for known, variant in registry if known == name), key=PUBLISHED.__ne__)
 
 
-def create(name: str | Method, *, variant: str = PUBLISHED, **settings: Any) -> Method:
-    """Return method `name` with the given settings, or a method that was made before, with these settings.
+def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
+    """Return method `name` with the given settings.
 
     Args:
         variant: "published" follows the method's own paper; others exist where a package has registered them (see
@@ -67,8 +67,6 @@ def create(name: str | Method, *, variant: str = PUBLISHED, **settings: Any) -> 
         settings: fields of the method's class.
     Raises: UserError for an unknown name, variant or setting, and for a value of another type than the default's.
     """
-    if isinstance(name, Method):
-        return replace(name, **settings) if settings else name
     if variant not in (known := variants(name)):
         raise UserError(f"method {name!r} has no variant {variant!r}: choose one of {', '.join(known)}")
     cls = registry[name, variant]

@@ -219,8 +219,6 @@ def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method:
 
 def inputs_of(net: str, inputs: Any) -> Any:
     """Return a batch's inputs for one net: the entry `net` if `inputs` is a mapping with that key, else `inputs`."""
-    if isinstance(inputs, str):
-        raise UserError(f"a batch begins with {inputs!r}: give pairs (inputs, targets) in place of mappings")
     return inputs[net] if isinstance(inputs, Mapping) and net in inputs else inputs
 
 

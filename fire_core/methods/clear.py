@@ -59,7 +59,7 @@ class Rewarm(Method):
     def __post_init__(self) -> None:
         check_settings(self, steps="[1, inf)")
         self.done = self.steps  # since the last boundary
-        self._rates: list[tuple[dict[str, Any], float]] = []  # of the loop, during a step
+        self._rates: dict[int, tuple[dict[str, Any], float]] = {}  # of the loop, during a step
 
     def boundary(self, state: State) -> Report:
         self.done = 0
@@ -68,17 +68,17 @@ class Rewarm(Method):
     def before_step(self, state: State) -> None:
         if self.done < self.steps:
             named = [state.optimizers[name] for name in state.nets if name in state.optimizers]
-            begun = [id(group) for group, _ in self._rates]  # by an earlier update in this step
-            groups = [group for optimizer in named for group in optimizer.param_groups]
-            for group in [group for group in groups if id(group) not in begun]:
-                self._rates.append((group, group["lr"]))
-                group["lr"] = group["lr"] * ((self.done + 1) / self.steps)  # not in place: it may be a tensor
+            for group in (group for optimizer in named for group in optimizer.param_groups):
+                _, rate = self._rates.setdefault(
+                    id(group), (group, group["lr"])
+                )  # by the step's first update
+                group["lr"] = rate * ((self.done + 1) / self.steps)  # not in place: it may be a tensor
 
     def after_step(self, state: State) -> None:
         self.after_skip(state)
         self.done = min(self.done + 1, self.steps)
 
     def after_skip(self, state: State) -> None:
-        for group, rate in reversed(self._rates):
+        for group, rate in self._rates.values():
             group["lr"] = rate
-        self._rates = []
+        self._rates = {}

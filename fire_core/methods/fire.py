@@ -43,7 +43,7 @@ class Projection(Method):
         for name, net in {name: unwrap(net) for name, net in state.nets.items()}.items():
             table = find_targets(net, self.targets)
             found = [net.get_parameter(key) for key in table.parameters if len(state.nets) > 1]
-            if not is_sharded(found) and not all(p.isfinite().all() for p in found):
+            if not is_sharded(found) and not all(p.is_meta or p.isfinite().all() for p in found):
                 raise UserError(f"NaN or infinite values in net {name!r}: no net was changed")
             if self.reset and (both := {*table.parameters} & {*match_parameters(net, self.reset)}):
                 raise UserError(

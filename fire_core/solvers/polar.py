@@ -57,7 +57,7 @@ def polar(
     X <- 1.5 X - 0.5 X X^T X, up to rounding. On a CPU a matrix gives the same bits alone or in a batch. It guarantees
     *nothing* about the residual: 10 steps leave small singular values of a square matrix well below 1, and lost rank lost.
 
-    "quintic" is the algorithm of Muon (Jordan et al. 2024), which takes 5 steps of X <- 3.4445 X - 4.7750 X X^T X
+    "quintic" is the algorithm of Muon (Jordan et al. 2024), 5 steps from W / `||W||` of X <- 3.4445 X - 4.7750 X X^T X
     + 2.0315 (X X^T)^2 X, in float32 at least. It is *inexact by design*: after 5 steps, singular values that were above
     about 1.5e-3 of the norm lie between 0.68 and 1.21. More steps bring the smaller ones there, and none closer to 1.
 

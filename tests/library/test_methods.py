@@ -250,7 +250,6 @@ def test_what_would_be_treated_twice_or_begin_to_train_is_refused():
     for said, given in (
         ("lacks the weights of net 'net'", {"initial": {"model": net.state_dict()}}),
         ("holds the weights of net 'net' themselves", {"initial": net.state_dict()}),
-        ("batches is a list: give a function", {"batches": []}),
         ("list is no optimizer", {"optimizers": []}),
     ):
         with pytest.raises(UserError, match=said):
@@ -276,9 +275,10 @@ def test_one_damaged_net_of_two_and_starting_weights_of_another_shape_change_not
         create("fire").boundary(state)
     net, state = small_state()
     state.initial["net"]["2.bias"] = torch.zeros(1)
-    for name in ("shrink_perturb", "full_reset"):
-        with untouched(net), pytest.raises(UserError, match=r"lacks 2\.bias, or in that shape"):
-            create(name).boundary(state)
+    with untouched(net), pytest.raises(UserError, match=r"lacks 2\.bias, or in that shape"):
+        create("shrink_perturb").boundary(state)
+    with pytest.raises(UserError, match=r"other shapes than net 'net' in 2\.bias"):
+        attach("full_reset", net, initial=state.initial)
 
 
 def test_a_tied_head_leaves_the_embedding_in_training():

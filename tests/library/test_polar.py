@@ -140,7 +140,6 @@ def test_finite_entries_never_give_nan(rows: int, columns: int, data: st.DataObj
 
 
 def test_the_table_of_norms_is_what_the_solver_gives() -> None:
-    """Median DfI of 20 Gaussian matrices, as docs/concepts/solvers.md has it."""
     text = (Path(__file__).parents[2] / "docs/concepts/solvers.md").read_text()
     matrices = gaussian(20, 64, 64)
     for norm in ("frobenius", "spectral"):

@@ -171,7 +171,6 @@ def test_an_example_leaves_the_model_as_it_was_and_one_that_cannot_be_run_is_one
 
 
 def test_both_terms_of_a_sum_are_cut_as_the_sum_is() -> None:
-    """The two halves of one layer are added to those of another one before they become a gate."""
 
     def gated_sum(net: Net, x: Tensor) -> Tensor:
         gate, up = (net.plain(x) + net.later(x)).chunk(2, dim=-1)

@@ -110,6 +110,7 @@ def test_data_loader_is_read_in_another_order_in_each_repeat_only_if_it_is_shuff
         first, second = (result := short(["fire"], batches=loader)).scores["none"]
         assert (first != second) == shuffle != result.repeated
         assert shuffle or (result.best is None and "are the same run" in str(result))
+        assert short([], batches=loader, score=lambda net: 1.0).repeated != shuffle
 
 
 SOON = {"redo": {"every_steps": 3}, "cbp": {"replacement_rate": 0.2, "maturity": 1}}
@@ -171,10 +172,11 @@ def test_several_networks_with_a_follower():
 FROM_THE_START = ["full_reset", "shrink_perturb", "l2_init", "nap", create("fire", reset="linear")]
 FROM_THE_START += [create("fire", scale="initial"), create("redo", fresh="initial")]
 (HOOKED := nn.Linear(6, 4)).weight.register_hook(abs)
+OTHER_NAME = (net := nn.Linear(6, 4), {"adam": torch.optim.Adam(net.parameters())}, {})
 MISTAKES = [
     ("give the network inside DistributedDataParallel", {"net": (replica(nn.Linear(6, 4)), None, None)}),
     ("holds the weights of net 'net' themselves", {"net": (HOOKED, None, HOOKED.state_dict())}),
-    ("optimizers adam: name them as their networks, net", {"net": (HOOKED, {"adam": None}, {})}),
+    ("'rewarm' needs optimizers named as the networks: net", {"methods": ["rewarm"], "net": OTHER_NAME}),
     ("method <function fire", {"methods": [fire]}),
     ("lose the hooks of weight", {"net": (HOOKED, torch.optim.Adam(HOOKED.parameters()), {})}),
     ("at least 10 steps", {"steps": 3}),
@@ -194,11 +196,12 @@ def test_mistakes_are_one_line_before_anything_is_trained(message, given):
 
 
 def test_steps_that_train_the_callers_model_or_compute_gradients_too_late_are_refused():
-    net, optimizer, _ = given = make()
-    with pytest.raises(UserError, match="train its own argument"):
-        short("fire", given, lambda *own: step(net, optimizer, own[2]))
-    with pytest.raises(UserError, match="'l2_init' acts on gradients before"):
-        short("l2_init", step=lambda net, adam, batch: adam.step(lambda: net(batch[0]).sum()))
+    net, *_ = given = make()
+    fused = torch.optim.AdamW(net.parameters(), fused=True)  # which autograd does not notice
+    with pytest.raises(UserError, match="the model of trial"):
+        short(["fire"], given, lambda *own: step(net, fused, own[2]))
+    with pytest.raises(UserError, match="'l2_init' acts before step"):
+        short(["l2_init"], step=lambda net, adam, batch: adam.step(lambda: net(batch[0]).sum()))
 
 
 def test_ctrl_c_gives_what_is_done():
