@@ -32,6 +32,7 @@ from harness.config import compose, domain_of, options, resolve  # noqa: E402
 from harness.domains import find, methods_of  # noqa: E402
 from harness.naming import identity  # noqa: E402
 from harness.runs.folders import fingerprint  # noqa: E402
+from harness.runs.machine import hardware  # noqa: E402
 from harness.settings import Domain  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -89,7 +90,7 @@ def identities(pairs: Iterable[tuple[str, str]]) -> Iterator[dict[str, str]]:
 
 def machine() -> str:
     """Return what the bytes of a run depend on besides its settings."""
-    return f"torch {torch.__version__.partition('+')[0]}, {torch.backends.cpu.get_cpu_capability()}"
+    return f"torch {torch.__version__.partition('+')[0]}, {hardware().partition(',')[0]}"
 
 
 def metrics(folder: Path, domains: Iterable[str] = SCRIPTS) -> dict[str, str]:
