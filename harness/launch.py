@@ -92,7 +92,7 @@ def _command(domain: Domain, job: "Job", arguments: list[str]) -> None:
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
     sys.argv[1:] = [*overrides, *search_path(domain), *(word for word in arguments if word not in overrides)]
     start = hydra.main(version_base="1.3", config_path=str(domain.conf), config_name=domain.name)(job)
-    if line.multirun and not line.cfg:
+    if line.multirun:
         _sweep(domain, job, overrides, start)
         return
     composed = compose(domain, overrides)

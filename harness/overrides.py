@@ -37,9 +37,8 @@ def check_sweep(domain: Domain, overrides: list[str]) -> list[tuple[list[str], D
     fixed = [o.input_line for o in parsed if not o.is_sweep_override()]
     own = compose(domain, fixed).hydra.sweeper.params or {}  # what the experiment's file sweeps
     names = {text[11:] for line in runs_of(typed) for text in line if text.startswith("experiment=")}
-    for name in sorted(names) if len(names) > 1 else ():
-        if "hydra" in content_of(name):
-            raise UserError(f"experiment={name} sweeps settings of its own: start it alone")
+    if alone := sorted(name for name in names if len(names) > 1 and "hydra" in content_of(name)):
+        raise UserError(f"experiment={alone[0]} sweeps settings of its own: start it alone")
     runs, mistakes, seeds, configs = [], {}, {}, {}
     for line in runs_of([*(f"{key}={value}" for key, value in own.items()), *typed]):
         seed = next((text for text in line if text.startswith("seed=")), "")

@@ -210,7 +210,7 @@ class Session:
             self._load(saved)
 
     def finish(self, parts: Mapping[str, Any], results: Mapping[str, Any], brief: str) -> None:
-        """Save the state of these objects, as they would be evaluated, as final.pt, and the results as summary.json."""
+        """Save these objects, as they would be evaluated, as final.pt, the results as summary.json; print `brief`."""
         self.bar.close()
         with self.treatment.evaluating():
             if self.run:

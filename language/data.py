@@ -41,7 +41,7 @@ def open_corpus(folder: Path, *, block: int, vocabulary: int, train_tokens: int 
 
     train_tokens: use only this many tokens for training, the first ones (None: all).
     Raises UserError for a missing folder, a damaged manifest, files of another length, a tokenizer with more ids than
-    `vocabulary`, and a part without one full window of `block` + 1 tokens.
+    `vocabulary`, too few `train_tokens`, and a part without one full window of `block` + 1 tokens.
     """
     manifest = read_manifest(folder)
     known = manifest["tokenizer"]["vocabulary"]
@@ -55,10 +55,9 @@ def open_corpus(folder: Path, *, block: int, vocabulary: int, train_tokens: int 
             wrong = f"{folder}/{part}.bin has {len(tokens)} tokens, its manifest says {wanted}"
             raise UserError(f"{wrong}: delete {folder} and prepare the corpus again")
         parts[part] = tokens[: train_tokens if part == "train" else None]
-        if part == "train" and train_tokens and train_tokens > wanted:
-            raise UserError(f"{folder}/{part}.bin has {wanted} tokens, fewer than {train_tokens=}")
-        if len(parts[part]) <= block:
-            wrong = f"{folder}/{part}.bin gives {len(parts[part])} tokens, too few for one window of block={block}"
+        needed = max(block + 1, (train_tokens or 0) * (part == "train"))
+        if len(parts[part]) < needed:
+            wrong = f"{folder}/{part}.bin gives {len(parts[part])} tokens, too few for {block=} or {train_tokens=}"
             raise UserError(f"{wrong}: use a longer text, a smaller block, or a larger limit")
     answers = {}
     if manifest.get("answer") is not None:

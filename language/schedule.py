@@ -69,7 +69,7 @@ def open_corpora(cfg: DictConfig, world: World) -> tuple[Corpus, Corpus]:
     a, b = opened
     if len({corpus.manifest["made_from"]["tokenizer_sha256"] for corpus in opened}) > 1:
         names = ", ".join(corpus.manifest["tokenizer"]["name"] for corpus in opened)
-        raise UserError(f"corpora A and B have different tokenizers ({names}): prepare both with one")
+        raise UserError(f"corpora A and B have different tokenizers ({names}): prepare both again, with one")
     return a, b
 
 

@@ -64,7 +64,7 @@ def read_class_folders(folder: Path, image_size: int | None, channels: int, cach
             (path[len(str(folder)) :], label, (facts := os.stat(path)).st_size, facts.st_mtime_ns)
             for path, label in chain(*listings)
         ]
-    except OSError as error:
+    except (OSError, KeyError) as error:
         wrong = f"{shown(folder)} must hold train/<class>/ and test/<class>/ folders of images"
         raise UserError(f"{wrong} ({first_line(error)})") from error
     name = fingerprint([files, image_size, channels], 24)
@@ -81,7 +81,7 @@ def _test_samples(folder: Path, numbers: dict[str, int]) -> list[tuple[str, int]
     pictures, annotations = folder / "val" / "images", folder / "val" / "val_annotations.txt"
     if pictures.is_dir() and annotations.is_file():  # Tiny ImageNet as published
         rows = (line.split("\t") for line in annotations.read_text().splitlines())
-        return [(str(pictures / file), numbers[label]) for file, label, *_ in rows if label in numbers]
+        return [(str(pictures / file), numbers[label]) for file, label, *_ in rows]
     for part in (folder / "test", folder / "val", folder / "valid"):
         if part.is_dir() and {path.name for path in part.iterdir() if path.is_dir()} == numbers.keys():
             return import_torchvision().datasets.ImageFolder(part).samples

@@ -58,7 +58,6 @@ def test_estimates_by_hand(frame):
 
 
 def test_the_reference_has_the_same_overrides_where_it_exists(tmp_path):
-    """A label that shares no seed with its references keeps its mean."""
     levels = {"none": 0.5, "none-model.x=1.0": 0.6} | {f"fire-model.x={x}": 0.8 for x in (1, 2, 3)}
     write_runs(tmp_path, CELL, levels)
     write_runs(tmp_path, CELL, {"none-model.x=3": 0.5}, end="FAILED")
@@ -112,7 +111,6 @@ def test_figure_5_reads_the_scan_and_names_every_number_of_iterations(results, f
 
 
 def test_every_panel_of_the_paper_has_its_place(results):
-    """One panel of each figure was run here; the others say so."""
     for run, panels in ((CELL, 8), ("fig3_best", 3), ("fig4a_asterix", 6)):
         figure = curves.draw_paper(run[:4], [part_of(results, run)])
         empty = [axis for axis in figure.axes if any(text.get_text() == "not run" for text in axis.texts)]
@@ -166,7 +164,6 @@ AT_WIDTH = {"both": {1: 0.2, 1.5: 0.3}, "large": {0.5: 0.05, 2: 0.25}, "small": 
 
 
 def test_the_dial_shows_the_gain_at_each_width_with_the_seeds_that_turned_it(tmp_path):
-    """FIRE ran with one more seed, and two runs are not of the dial: one is not symmetric, one changes something else."""
     others = {"spectral_clip-high=4-low=0.5": 0.9, "cap-high=2-optimizer_state.x=1": 0.9, "none": 0.5}
     write_runs(tmp_path, CELL, others | DIAL)
     write_runs(tmp_path, CELL, {"fire": 0.99, "none": 0.5}, [3])
@@ -338,7 +335,6 @@ def test_the_notebook_of_a_figure_shows_the_verdicts_of_reproduced(number):
 
 
 def test_the_notebook_of_figure_5_runs_on_other_runs(root, monkeypatch, tmp_path):
-    """The others have no cell that it lacks, but for the name of their figure."""
     monkeypatch.setenv("FIRE_RUNS", str(root))
     pytest.importorskip("nbclient")
     path = notebooks.execute("figure_5", tmp_path)

@@ -53,7 +53,6 @@ def test_one_seed_has_no_interval_and_seeds_that_agree_have_no_scatter():
 
 
 def test_holm_by_statsmodels():
-    """NaN is no comparison."""
     given = [0.01, 0.04, 0.03, 0.005]
     assert stats.holm(given) == pytest.approx(multipletests(given, method="holm")[1])
     corrected = stats.holm([0.5, np.nan, 0.9])
@@ -67,7 +66,6 @@ def test_runs_of_which_none_is_at_its_own_settings_have_no_verdict(tmp_path):
 
 
 def test_the_return_before_the_boundary_is_the_last_tenth_of_none_or_else_of_the_first_label():
-    """The last tenth is that of the run, even where its last line lacks the metric."""
     values = {"label": ["none", "none", "none", "adamo", "none", "fire"], "seed": [1, 1, 1, 6, 6, 2]}
     values |= {"step": [85, 91, 100, 100, 100, 100], "value": [1.0, 3.0, 0.1, 9.0, 2.0, 4.0]}
     rows = pd.DataFrame(values).assign(phase=0, metric="eval_return")
@@ -101,7 +99,6 @@ def test_a_second_round_asks_its_premise_of_all_earlier_seeds_and_decides_by_its
 
 
 def test_the_committed_first_round_says_what_it_said(monkeypatch):
-    """The counts that were published when it was complete."""
     monkeypatch.undo()
     results = load_exported().matching(("fig2*", "fig3*", "fig4*"))
     found = claims.counts(claims.largest(claims.of_paper(claims.verdicts(results, rounds=1))))

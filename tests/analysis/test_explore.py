@@ -98,7 +98,6 @@ def test_the_page_is_one_file(root: Path) -> None:
 
 
 def test_a_run_cannot_leave_its_script_element(fire: Results) -> None:
-    """Data set, method, commit and experiment are HTML that would change the title of the page."""
     pytest.importorskip("vl_convert")
     texts = {"experiment", "figure", "panel", "data", "method", "label", "commit", "model"}
     for frame in fire.frames:

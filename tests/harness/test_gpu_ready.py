@@ -86,7 +86,6 @@ def test_what_fails_or_waits_on_cuda_is_noticed():
 
 @pytest.mark.parametrize("script, graphs", [("vision", 1), ("language", 2)])
 def test_graphs_are_static_one_for_training_and_one_for_evaluation(script, graphs, tmp_path, monkeypatch):
-    """Where batches of other sizes come, too: 100 images in batches of 32, and 3 windows in batches of 2."""
     compiled = []
 
     def backend(graph, inputs):

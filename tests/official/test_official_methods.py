@@ -171,7 +171,6 @@ def test_l2_init(kind, fidelity):
 
 @CELLS
 def test_layers_of_the_official_nets(cell, fidelity):
-    """Names differ, so layers are compared by their place in the list, their units and their columns."""
     recorded, model = LAYERS[cell], build_paper(cell)
     weights = {name.removesuffix(".weight"): p for name, p in model.named_parameters()}
     ours = {name: place for place, name in enumerate(watched_layers(model))}
@@ -293,7 +292,6 @@ def test_cbp(kind, fidelity):
 
 @KINDS
 def test_cbp_features(kind, fidelity):
-    """What the hooks see in real training, until the first unit is replaced."""
     arrays, settings, model, state = loaded("cbp", kind, "start", phase=0)
     case, method = settings["cases"][kind], official("cbp", state)
     adam = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -441,7 +439,6 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
 
 @CELLS
 def test_muon_groups(cell, fidelity):
-    """Names differ, so the groups are compared by their number of tensors and of entries."""
     of_muon, of_adam = load("muon")[1]["groups"][cell]["groups"]
     model = build_paper(cell)
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)

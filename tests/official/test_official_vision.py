@@ -223,7 +223,6 @@ def normalised(pixels: torch.Tensor, name: str, part: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("experiment", CELLS)
 def test_every_epoch_has_the_same_learning_rate(experiment, fidelity):
-    """Of every method's Adam, and of Muon's two groups, at the rates that the loop sets."""
     cfg, _, phases = phases_of(experiment)
     net = build("cnn", classes=3, channels=3, image_size=8, width=4)
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate)
@@ -379,7 +378,6 @@ def test_gradients_are_clipped(run, fidelity):
 
 
 def test_methods_find_the_net_as_the_official_loop_leaves_it(run, fidelity):
-    """In the official mode, and beside an initial copy whose running statistics have seen black images."""
     experiment, _, seen = run
     assert paper(experiment).batch_norm_start == "official"
     modes = {stage["mode_at_boundary"] for stage in rows_of("stages.csv")[CELLS[experiment]][1:]}
@@ -398,7 +396,6 @@ def test_methods_find_the_net_as_the_official_loop_leaves_it(run, fidelity):
 
 
 def test_methods_can_see_the_last_batches_of_the_phase_before(run):
-    """10 images or more: with batches of 6 the last three, or all of them."""
     _, _, seen = run
     for boundary in places_of(seen, "boundary"):
         offered, last_epoch = seen[boundary][3], places_of(seen[:boundary], "end of epoch")[-1]
@@ -407,7 +404,6 @@ def test_methods_can_see_the_last_batches_of_the_phase_before(run):
 
 
 def test_an_epoch_ends_with_a_test_and_then_the_method(run, fidelity):
-    """All test images in order, in one pass, normalised as the authors do; then `after_evaluation`, where ReDo acts."""
     experiment, images, seen = run
     ends = places_of(seen, "end of epoch")
     assert len(ends) == 3
