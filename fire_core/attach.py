@@ -1,4 +1,5 @@
-"""A method with everything that it works on, for any training loop: docs/how-to/any_method.md shows its calls."""
+"""A method with everything that it works on, for any training loop. Its calls, in order: boundary(phase); in every step
+penalty(), before_step(), after_step(); after_pass(); around evaluations evaluating(). See docs/how-to/any_method.md."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

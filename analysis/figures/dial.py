@@ -12,7 +12,7 @@ from analysis.rendering import difference_text, p_text, spread
 from analysis.runs import RUN, SETTING, Results, merged
 from analysis.stats import estimate
 
-PANELS = ("fig2a_cifar10_resnet18", "fig2a_tiny_imagenet_vgg16", "fig3_60k", "random_label")
+PANELS = ("fig2*", "fig3_60k", "fig4a_asterix", "random_label")  # of which those are drawn that have the runs
 FRESH, CONTROLLED = range(16, 26), range(6, 16)  # seeds of the cap and of the controls
 LEVELS = ("fire", "fire_exact", "keep_norm", "rescale", "singular_clip")
 # what becomes of singular values: text of the legend, of the table (with 1 / w and w), colour, marker

@@ -128,7 +128,6 @@ def test_a_file_that_is_no_campaign_is_one_line(tiny):
 
 
 def test_medium_has_the_confirming_seeds_that_the_statistics_page_plans():
-    """Those of every panel of Figures 2 and 3, and of Figure 4 all but the first round of Atari."""
     sweeps = [*load("medium")[1], *load("rivals")[1]]
     confirming = {run for sweep in sweeps for run in settings(sweep) if int(run[2]) > 5}
     run, planned = {experiment for experiment, _, _ in confirming}, set()

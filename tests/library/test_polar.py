@@ -219,7 +219,6 @@ def test_lost_rank_is_completed_and_named(rational: bool, rows: int, columns: in
 
 @pytest.mark.parametrize("shape", [(192, 192), (400, 192)])
 def test_an_even_spread_over_four_decades_takes_few_steps(rational: bool, shape: tuple[int, int]) -> None:
-    """Rational: two lifts, one that settles and one that finishes. What is tall is not tried in the Gram form first."""
     solved = solve_exact(with_spectrum(*shape, spread(192, 4.0)).unsqueeze(0), 1e-8, rational)
     assert solved.iterations.item() == (4 if rational else 10) and deviation(solved.factor) <= 1e-8
 

@@ -134,7 +134,6 @@ def test_a_fused_weight_stays_out_and_an_example_cuts_it(kind: str) -> None:
 
 
 def test_the_report_says_what_is_left_out_and_which_share_was_treated() -> None:
-    """An official Muon treats 2,048 of 11.2 M parameters of a ResNet-18, and nobody notices (WatChMaL 108)."""
     model = nn.Sequential(swiglu_net(), nn.Linear(32, 4))
     report, whole = fire(model), sum(p.numel() for p in model.parameters())
     assert report.share == (32 * 48 + 32 * 4) / whole

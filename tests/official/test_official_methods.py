@@ -381,7 +381,6 @@ def test_snr_at_its_first_step(kind, fidelity):
 
 
 def test_snr_keeps_test_images_between_epochs():
-    """At the first step of an epoch the last 512 samples are one batch and, before it, test images."""
     model = net("conv").train()
     state, images = state_of(model, phase=0), -batch("conv", 1010, 8)[0]
     state.batches = SimpleNamespace(test_inputs=lambda count: images.repeat(count // 8, 1, 1, 1))

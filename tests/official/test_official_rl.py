@@ -37,7 +37,6 @@ class OfficialFrames:
 
 @pytest.mark.parametrize("game", GAMES)
 def test_frames_are_those_of_the_official_stack(game, fidelity):
-    """Four hundred steps, of Asterix into the second episode; the order of `corrected` is seen to differ."""
     official, games = OfficialFrames(game), {}
     what = [f"experiment=fig4a_{game}", "size=paper", "env.environments=1", "env.sticky=0"]
     for compat in ("official", "corrected"):

@@ -146,7 +146,6 @@ def test_weight_clipping(case):
 
 
 def test_hare_and_tortoise():
-    """Passes of two steps, copies at the end of passes 0, 3, ...; state dicts flat, counts as floats."""
     known, net = recorded("hare_tortoise", "copies"), net_of("convbn")
     treatment = attach(create("hare_tortoise", momentum=0.9, passes=3, first_phase=0), net)
 
