@@ -36,7 +36,8 @@ def check_sweep(domain: Domain, overrides: list[str]) -> list[tuple[list[str], D
     typed = [o.input_line for o in parsed if not o.is_hydra_override()]
     fixed = [o.input_line for o in parsed if not o.is_sweep_override()]
     own = compose(domain, fixed).hydra.sweeper.params or {}  # what the experiment's file sweeps
-    names = {text[11:] for line in runs_of(typed) for text in line if text.startswith("experiment=")}
+    lines = [dict(text.split("=", 1) for text in line) for line in runs_of(typed)]
+    names = {line["experiment"] for line in lines if "experiment" in line}
     if alone := sorted(name for name in names if len(names) > 1 and "hydra" in content_of(name)):
         raise UserError(f"experiment={alone[0]} sweeps settings of its own: start it alone")
     runs, mistakes, seeds, configs = [], {}, {}, {}

@@ -53,7 +53,7 @@ def table() -> str:
 
 def variants(name: str) -> list[str]:
     """Return the variants of method `name` that are registered, "published" first. Raises UserError for an unknown name."""
-    if name not in [*available()]:
+    if name not in [*available()]:  # what is no name may not be hashable
         raise UserError(f"method {name!r} does not exist{did_you_mean(str(name), available())}")
     return sorted((variant for known, variant in registry if known == name), key=PUBLISHED.__ne__)
 

@@ -59,7 +59,7 @@ class Rewarm(Method):
     def __post_init__(self) -> None:
         check_settings(self, steps="[1, inf)")
         self.done = self.steps  # since the last boundary
-        self._rates: dict[int, tuple[dict[str, Any], float]] = {}  # of the loop, during a step
+        self._rates: dict[int, tuple[dict[str, Any], float]] = {}  # before the first update of a step
 
     def boundary(self, state: State) -> Report:
         self.done = 0
@@ -69,9 +69,7 @@ class Rewarm(Method):
         if self.done < self.steps:
             named = [state.optimizers[name] for name in state.nets if name in state.optimizers]
             for group in (group for optimizer in named for group in optimizer.param_groups):
-                _, rate = self._rates.setdefault(
-                    id(group), (group, group["lr"])
-                )  # by the step's first update
+                _, rate = self._rates.setdefault(id(group), (group, group["lr"]))
                 group["lr"] = rate * ((self.done + 1) / self.steps)  # not in place: it may be a tensor
 
     def after_step(self, state: State) -> None:

@@ -96,10 +96,10 @@ def test_what_is_said_of_the_ends_of_the_spectrum():
     turned = dial.turned(settings(load_exported(RESULTS / "dial")))
     resnet, vgg, vit, gpt, labels = (rows.set_index(["side", "w"]) for _, rows in turned)
     assert (vit.loc["large"].loc[1.5:, "difference_low"] <= 0).all(), "above the scale no gain is shown"
+    assert (vit.loc["large", "difference"].diff()[:2.0].dropna() < 0).all(), "lower caps gain more"
     assert not vit.loc["large"].loc[4.0:, "difference"].any(), "no singular value lies above"
-    assert (pd.concat([resnet, vgg, labels]).loc["small", "difference_low"] < 0).all(), (
-        "raising shows no gain"
-    )
+    raised = pd.concat([resnet, vgg, labels]).loc["small"]
+    assert (raised["difference_low"] < 0).all(), "raising shows no gain"
     assert labels.loc["large", "difference"].idxmax() == 4.0
     for panel, (_, rows) in zip((resnet, vgg), turned):  # "the order is that of ResNet-18"
         large, both, level = panel.loc["large"], panel.loc["both"], rows.set_index("label")
