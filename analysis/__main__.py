@@ -5,11 +5,11 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from analysis import explore, plot, sweep_report, tables
+from analysis import explore, measures, plot, sweep_report, tables
 from analysis.export import export
 from analysis.figures import CAPTIONS, FIGURES
 from analysis.rendering import markdown, say
-from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
+from analysis.runs import RESULTS, SIZES, at_most, load, matching, open_results, own_data, settings
 from fire_core.errors import UserError, clean_exit, did_you_mean
 from fire_core.files import write_atomic
 
@@ -27,10 +27,12 @@ def draw_figures(options: Namespace) -> int:
         known = [size for size in SIZES if size in set(results.finished["size"])]
         size = options.size or next(iter(known), None)
         if size not in known:
-            print(f"{name}: no finished run of {', '.join(drawing.experiments)} in '{options.root}'")
+            what = f"{', '.join(drawing.experiments)}{f' of size {size}' if size else ''}"
+            print(f"{name}: no finished run of {what} in '{options.root}'")
             continue
-        parts = [part for part in settings(at_most(results, size)) if len(part.metrics)]
-        if not parts or (figure := drawing.draw(parts)) is None:
+        parts = [part for part in own_data(settings(at_most(results, size))) if measures.of(part)]
+        figure = drawing.draw(parts) if parts else None
+        if figure is None or not any(axes.has_data() for axes in figure.axes):
             print(f"{name}: no run in '{options.root}' that it shows")
             continue
         stem = Path(options.out or f"{options.root}/figures") / f"{name}-{size}"
@@ -48,7 +50,9 @@ def write_tables(options: Namespace) -> int:
         print(*tables.write(), sep="\n")
         return 0
     results = load(options.root, options.experiment, options.size)
-    wrong = sweep_report.show(results, options.experiment, Path(options.root), options.size)
+    ran = results.runs["experiment"].unique()
+    names = [name for pattern in options.experiment for name in matching(ran, [pattern]) or [pattern]]
+    wrong = sweep_report.show(results, [*dict.fromkeys(names)], Path(options.root), options.size)
     say(results.problems)
     print(*(f"not done: {line}\n" for line in wrong), sep="", end="", file=sys.stderr)
     return int(bool(wrong))
@@ -88,7 +92,7 @@ def parser() -> ArgumentParser:
 
     def command(name: str, run: Callable[[Namespace], int], root: str = "runs") -> ArgumentParser:
         about = str(run.__doc__)
-        own = commands.add_parser(name, help=about.partition(".")[0], description=about)
+        own = commands.add_parser(name, help=about.partition(". ")[0], description=about)
         own.set_defaults(run=run)
         own.add_argument("--root", default=root, help=f"folder of runs, or an export; default {root}")
         return own

@@ -4,6 +4,7 @@ Exploring seeds decide whether the premise holds, confirming seeds decide the co
 explore; in a panel that has a second round, all seeds before it do. A positive gain agrees with the claim.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
@@ -14,7 +15,6 @@ import numpy as np
 import pandas as pd
 import yaml
 from scipy import stats as scipy_stats
-from statsmodels.stats.meta_analysis import combine_effects
 
 from analysis import measures, paper
 from analysis.measures import Measure, Values
@@ -106,7 +106,7 @@ def _compared(part: Results, which: str, rounds: int) -> pd.DataFrame:
     ends, (holds, measured) = measures.values(metrics, measure), premise(part, which, rounds)
     decimals = measures.digits(measure.metric, chain.from_iterable(each.values() for each in ends.values()))
     rows, ran, note = [], set(ends), ""
-    if which == "confirming" and size == "medium":  # what was planned is open until it has run
+    if which == "confirming" and size == "medium" and ran:  # what was planned is open until it has run
         ran |= {method for planned, method in confirming_plan(rounds) if planned == experiment}
     if which == "confirming" and holds and (later := premise(part, "all")).holds is False:
         note = f"premise not met on all {later.measured.n} seeds"
@@ -231,8 +231,8 @@ def effect(gains: Mapping[int, float]) -> tuple[float, float]:
 
 
 def effects(table: pd.DataFrame, rival: str) -> pd.DataFrame:
-    """Return one effect of FIRE against `rival` per panel of the paper that counts and is complete (columns panel, d,
-    variance). The starts of Figure 3 share a first phase, so each seed contributes the mean of its differences."""
+    """Return one effect of FIRE against `rival` (columns panel, d, variance) per panel of the paper that counts, is complete
+    and has three seeds that differ. The starts of Figure 3 share a first phase, so each seed gives a mean."""
     rows = of_fire(table[table["premise"].eq(True) & table["gain"].notna()])
     rows = at_largest_size(rows[rows["worse"].eq(rival)])
     rows = rows[rows["experiment"].isin(paper.panels())]
@@ -241,7 +241,8 @@ def effects(table: pd.DataFrame, rival: str) -> pd.DataFrame:
     starts = pd.DataFrame(list(rows["gains"][of_figure_3]))  # one row per start, one column per seed
     if len(starts) == 3:
         found["fig3"] = starts.dropna(axis=1).mean().to_dict()
-    effects_of = [(panel, *effect(gains)) for panel, gains in found.items()]
+    known = {panel: gains for panel, gains in found.items() if len(gains) > 2 and len({*gains.values()}) > 1}
+    effects_of = [(panel, *effect(gains)) for panel, gains in known.items()]
     return pd.DataFrame(effects_of, columns=["panel", "d", "variance"])
 
 
@@ -259,8 +260,14 @@ def pooled(table: pd.DataFrame) -> pd.DataFrame:
 
 def pool(found: pd.DataFrame) -> dict[str, float]:
     """Return the random-effects mean (DerSimonian-Laird) of effects with its Hartung-Knapp interval and p-value, and I²."""
-    numbers = found["d"].to_numpy(), found["variance"].to_numpy()
-    result = combine_effects(*numbers, method_re="chi2", use_t=True)
-    mean, (low, high) = float(result.mean_effect_re), result.conf_int()[3]
-    p = 2 * scipy_stats.t.sf(abs(mean) / result.sd_eff_w_re_hksj, len(found) - 1)
-    return {"mean": mean, "low": low, "high": high, "i2": max(0.0, float(result.i2)), "p": float(p)}
+    # not by statsmodels 0.15, whose tau² of panels that agree is negative, and so are then its weights
+    effect, variance, freedom = found["d"].to_numpy(), found["variance"].to_numpy(), len(found) - 1
+    weight = 1 / variance
+    q = float(weight @ (effect - np.average(effect, weights=weight)) ** 2)
+    between = max(0.0, (q - freedom) / (weight.sum() - weight @ weight / weight.sum()))
+    weight = 1 / (variance + between)
+    mean = float(np.average(effect, weights=weight))
+    error = float((weight @ (effect - mean) ** 2 / freedom / weight.sum()) ** 0.5) or sys.float_info.min
+    half, p = error * scipy_stats.t.ppf(0.975, freedom), 2 * scipy_stats.t.sf(abs(mean) / error, freedom)
+    i2 = 1 - freedom / max(q, freedom)
+    return {"mean": mean, "low": mean - half, "high": mean + half, "i2": i2, "p": float(p)}

@@ -15,6 +15,7 @@ import vision.official  # noqa: F401 (registers the variants)
 from analysis.rendering import markdown
 from analysis.runs import RESULTS
 from analysis.tables import ROOT, fill
+from fire_core.errors import clean_exit
 from fire_core.methods import variants
 from harness.runs.machine import describe
 
@@ -91,4 +92,5 @@ def summary(record: pd.DataFrame, *by: str) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with clean_exit():
+        sys.exit(main(sys.argv[1:]))

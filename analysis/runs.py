@@ -5,6 +5,7 @@ from the name of a folder, which is cut where it would be too long.
 """
 
 import json
+import lzma
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from fire_core.errors import UserError, printable
+from fire_core.errors import UserError, first_line, printable
 from harness.runs import folders
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -116,6 +117,12 @@ def settings(results: Results) -> list[Results]:
     ]
 
 
+def own_data(parts: Sequence[Results]) -> list[Results]:
+    """Return `parts` without those that an override gave other data, where the experiment has runs without overrides."""
+    own = {(part.first["experiment"], part.first["size"]) for part in parts if part.plain is not part}
+    return [p for p in parts if p.plain is not p or (p.first["experiment"], p.first["size"]) not in own]
+
+
 def at_largest_size(rows: pd.DataFrame, by: Sequence[str] = ("experiment",)) -> pd.DataFrame:
     """Return, for each experiment (or other value of the columns `by`), the rows of the largest size at which it was run."""
     rank = rows["size"].map(SIZES.index)
@@ -165,6 +172,9 @@ def load(root: str | Path = "runs", patterns: Sequence[str] = ("*",), size: str 
             row, config = _describe(path)
             done = row["status"] == "done"
             own, torn = _logged(path / "metrics.jsonl") if done else (pd.DataFrame(), 0)
+            ended = (folders.read_json(path / "summary.json") or {}).get("steps", 0) if done else 0
+            if len(own) and own["step"].max() < ended:
+                raise UserError(f"metrics.jsonl ends at step {own['step'].max()}, and the run at {ended}")
             files = map(folders.read_json, path.glob("boundary_*.json") if done else [])
             found = [*map(_report, sorted(filter(None, files), key=lambda one: one.get("phase", 0)))]
         except UNREADABLE as error:
@@ -273,8 +283,14 @@ def load_exported(folder: str | Path = RESULTS) -> Results:
     for name, columns in COLUMNS.items():
         files = sorted(Path(folder).glob("metrics/*.csv.xz" if name == "metrics" else f"{name}.csv.xz"))
         empty = {column: [""] for column in columns if column not in TEXT}
-        read = [pd.read_csv(path, dtype=TEXT, keep_default_na=False, na_values=empty) for path in files]
-        frames.append(pd.concat(read, ignore_index=True)[columns] if read else pd.DataFrame(columns=columns))
+        read = [pd.DataFrame(columns=columns)] * (not files)
+        try:
+            read += [pd.read_csv(path, dtype=TEXT, keep_default_na=False, na_values=empty) for path in files]
+            frames.append(pd.concat(read, ignore_index=True)[columns])
+        except (*UNREADABLE, EOFError, lzma.LZMAError) as error:
+            raise UserError(
+                f"{name} in {folder} cannot be read ({first_line(error)}): export again"
+            ) from error
     return checked(Results(*frames))
 
 

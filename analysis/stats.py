@@ -49,7 +49,6 @@ def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
     """Return the p-values of one family after Holm's step-down correction. NaN stays NaN and is no comparison."""
     corrected = np.array(p, dtype=np.float64)
     order = np.argsort(corrected)[: np.count_nonzero(~np.isnan(corrected))]  # NaN comes last
-    # not by statsmodels, whose function collects Python's garbage at each call, which takes most of the time of a table
     times = np.arange(len(order), 0, -1)
     corrected[order] = np.minimum(np.maximum.accumulate(corrected[order] * times), 1.0)
     return corrected

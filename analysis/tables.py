@@ -49,6 +49,11 @@ class Material:
         """The verdicts, and what the exploratory seeds alone would say by the same rule."""
         return {"exploratory": claims.verdicts(self.results, "exploring"), "confirmatory": self.verdicts}
 
+    @cached_property
+    def evidence(self) -> dict[str, pd.DataFrame]:
+        """What the finished runs say about trials."""
+        return trial_evidence.tables(trial_evidence.panels(self.parts(*trial_evidence.PATTERNS)))
+
     @property
     def planned(self) -> pd.DataFrame:
         return self.verdicts[self.verdicts["planned"] > 0]
@@ -396,6 +401,9 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "boundaries": other_boundaries,
     "gains": lambda material: minus_none(estimates.gains(material.frame), GAINS, studies.PARTS),
     "exploratory": lambda material: minus_none(material.frame, names.NAMES["exploratory"], EXPLORED),
+    "trial-share": lambda material: material.evidence["by share"],
+    "trial-repeats": lambda material: material.evidence["by repeats"],
+    "trial-agreement": lambda material: material.evidence["agreement"],
     "dial": lambda _: dial.table(settings(load_exported(DIAL))),
     "timing": lambda material: timing.table(material.parts("mistiming*", "gradual*", *timing.BASES.values())),
     "cap": lambda material: dial.confirmed(settings(load_exported(DIAL)), material.results),

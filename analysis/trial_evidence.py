@@ -119,8 +119,8 @@ def tables(found: Sequence[Panel]) -> dict[str, pd.DataFrame]:
     # at the last share, all panels count
     by_share = {f"always {name}": (rule, SHARES[-1], 3) for name, rule in ALWAYS.items()}
     by_share |= {f"{name} of {s:.0%}": (rule, s, 3) for name, rule in RULES.items() for s in SHARES}
-    by_repeats = {f"trial of 20%, {n} repeats": (leader, 0.2, n) for n in (1, 2, 3, 5)}
-    by_repeats |= {f"cautious trial of 20%, {n} repeats": (cautious, 0.2, n) for n in (2, 3, 5)}
+    by_repeats = {f"trial of 20%, repeats: {n}": (leader, 0.2, n) for n in (1, 2, 3, 5)}
+    by_repeats |= {f"cautious trial of 20%, repeats: {n}": (cautious, 0.2, n) for n in (2, 3, 5)}
     made = {}
     for title, choices in (("by share", by_share), ("by repeats", by_repeats)):
         cells = {name: losses(found, *choice) for name, choice in choices.items()}
@@ -170,12 +170,12 @@ def draw(parts: Sequence[Results]) -> Figure:
 
 
 def fresh(results: Results) -> pd.DataFrame:
-    """Return one row per panel and seed with trials and full runs of all METHODS.
+    """Return one row per panel and seed with full runs of all METHODS and as many trials of each, of a share of .2.
 
     The loss of each choice is that of the full runs of the same seed, in which a run that failed counts as the worst.
     """
     rows = []
-    for part in settings(results):
+    for part in filter(measures.of, settings(results)):
         measure = measures.of(part)[0]
         logged = measures.ordered_rows(part.metrics, measure.metric)
         if measure.reduce == "late_phases":  # the last task may have been cut short
@@ -183,12 +183,15 @@ def fresh(results: Results) -> pd.DataFrame:
         ends = measure.sign * logged.groupby(["seed", "label"])["value"].last()
         failed = part.runs[(part.runs["label"] == part.runs["method"]) & (part.runs["status"] == "failed")]
         full = full_runs(part.plain, measure)
-        trials = [label for label, changed in part.overrides.items() if "trial.share" in changed]
+        known = {"trial.share", "trial.repeat"}
+        changed = {label: each for label, each in part.overrides.items() if each.keys() <= known}
+        trials = [label for label, each in changed.items() if float(each.get("trial.share", 1)) == 0.2]
         for seed, own in part.finished[part.finished["label"].isin(trials)].groupby("seed"):
             tried = [own["label"][own["method"] == method] for method in METHODS]
             final = full.reindex([seed]).iloc[0]
             lost = final.index.isin(failed["method"][failed["seed"] == seed])
-            if not all(map(len, tried)) or (final.isna() != lost).any() or lost.all():
+            counts = {*map(len, tried)}
+            if len(counts) > 1 or 0 in counts or (final.isna() != lost).any() or lost.all():
                 continue
             early = np.array([ends[seed][labels] for labels in tried])
             final = final.fillna(final.min())
@@ -201,10 +204,10 @@ def fresh(results: Results) -> pd.DataFrame:
 
 
 def verdict(table: pd.DataFrame) -> str:
-    """Return whether trials hold up on fresh seeds, by the rule of docs/concepts/statistics.md: for five panels."""
+    """Return whether trials hold up on fresh seeds, by the rule of docs/concepts/statistics.md: 25 seeds in five panels."""
     losses_of = table.groupby("experiment")[["loss of the leader", "loss of none", "loss of fire"]].mean()
-    if len(losses_of) < 5:
-        return f"Open: {len(losses_of)} of 5 panels."
+    if len(table) < 25 or len(losses_of) < 5:
+        return f"Open: {len(table)} of 25 seeds, in {len(losses_of)} of 5 panels."
     gain, mean = estimate(losses_of["loss of none"] - losses_of["loss of the leader"]), losses_of.mean()
     behind = mean["loss of the leader"] > mean["loss of fire"]
     said = "does not hold up" if behind else "holds up" if gain.low > 0 else "is not decided"

@@ -133,7 +133,9 @@ class Attached:
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer of the only, or first, network."""
-        return self.state.optimizers[next(iter(self.state.nets))]
+        if (name := next(iter(self.state.nets))) not in self.state.optimizers:
+            raise UserError(f"attach() was given no optimizer of net {name!r}")
+        return self.state.optimizers[name]
 
     def boundary(self, phase: int, also: Callable[[], Iterable[nn.Parameter]] | None = None) -> Report:
         """Begin phase `phase`: treat the networks, copy followers, clear optimizer memory; return the report.
@@ -225,14 +227,17 @@ class Attached:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned. The state of another method is left out: runs may share a first phase."""
         state = self._training()
+        if (found := saved.get("nets", {}).keys()) != state.nets.keys():
+            raise UserError(
+                f"this state is of the nets {[*found]}, and not of {[*state.nets]}: load what state_dict() gave"
+            )
         self._enter(saved["phase"])
         if self.saves_initial and "initial" in saved:
             if not saved["initial"]:
                 raise UserError("the saved run was given initial=: give attach() the same starting weights")
             for name, values in saved["initial"].items():
                 state.initial[name] = {key: value.cpu() for key, value in values.items()}
-        if "generator" in saved:  # not in checkpoints of earlier versions
-            cast(torch.Generator, state.generator).set_state(saved["generator"].cpu())
+        cast(torch.Generator, state.generator).set_state(saved["generator"].cpu())
         self._built = self._built if self.acting.changes_optimizer else {}  # else of a later phase
         if self.method.changes_structure:
             self.method.rebuild(state, saved["nets"])
@@ -269,10 +274,15 @@ class Attached:
             if any(p.requires_grad and id(p) not in held for p in net.parameters()):
                 groups = self._own[name].param_groups
                 rates = sorted({(float(g["lr"]), float(g.get("initial_lr", g["lr"]))) for g in groups})
+                own = f"method {self.method.name!r} makes an optimizer of its own"
                 if len(rates) > 1:
+                    told = ", ".join(str(rate) for rate, _ in rates)
                     raise UserError(
-                        f"method {self.method.name!r} makes an optimizer of its own with one learning rate, and the groups "
-                        f"of yours have {', '.join(str(rate) for rate, _ in rates)}: give all groups the same"
+                        f"{own} with one learning rate, and the groups of yours have {told}: give all the same"
+                    )
+                if any(group.get("maximize") for group in groups):
+                    raise UserError(
+                        f"{own}, which minimises, and yours has maximize=True: negate the loss instead"
                     )
                 self._built[name] = self.acting.build(net, self._own[name])
             self.state.optimizers[name] = self._built[name]
@@ -288,6 +298,12 @@ def _check_parameters(method: Method, state: State, renew: Renewal | None) -> No
                 raise UserError(
                     f"nets {owner!r} and {name!r} share {key!r}, which would be treated twice: let one of them hold it"
                 )
+        groups = [group for each in state.optimizers.values() for group in each.param_groups]
+        trained = {id(p) for group in groups for p in group["params"]} & {*map(id, net.parameters())}
+        if method.changes_structure and not renew and trained and name not in state.optimizers:
+            raise UserError(
+                f"method {method.name!r} adds weights to net {name!r}: give its optimizer that name, or attach(renew=...)"
+            )
         if name in state.optimizers and (method.changes_structure or method.changes_optimizer):
             held = {id(p) for group in state.optimizers[name].param_groups for p in group["params"]}
             if (method.changes_optimizer or not renew) and (other := len(held - known)):

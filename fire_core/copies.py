@@ -120,7 +120,8 @@ def weights_in(content: Any, key: str | None, path: object) -> tuple[dict[str, T
         entries = [(key, content)]
     for name, entry in entries:
         items = entry.items() if isinstance(entry, Mapping) else ()
-        if tensors := {n: t for n, t in items if isinstance(n, str) and isinstance(t, Tensor)}:
+        tensors = {n: t for n, t in items if isinstance(n, str) and isinstance(t, Tensor)}
+        if {*tensors} - {"generator"}:  # which stands at the top of what `Attached.state_dict` returns
             return tensors, name
     holds = shorten([*map(str, top)]) or f"a {type(content).__name__}"
     raise UserError(f"{path} contains no named tensors where they usually are; it holds {holds}: give --key")

@@ -226,7 +226,7 @@ def _is_copy(value: ast.expr, method: ast.FunctionDef) -> bool:
     loops = re.findall(r"for (\w+) in [^\n]*(?:params|active_p)", ast.unparse(method))
     weights = "|".join({"p", "param", "parameter", *loops})
     copies = re.search(r"\b(clone|copy_|deepcopy|float)\(", text) and re.search(rf"\b({weights})\b", text)
-    return bool(copies) and "grad" not in text
+    return bool(copies) and not re.search("grad|zeros|ones|full_like|empty", text)
 
 
 def copies_in(nest: list[Any]) -> list[tuple[str, Tensor, Tensor]]:

@@ -1,6 +1,7 @@
 """A trial: short paired branches from one state of a network, one per method, that tell which method helps it."""
 
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -72,6 +73,7 @@ def trial(
     Raises: UserError for DistributedDataParallel, FSDP, hooks of parameters or optimizers, an unknown method, missing
         starting weights and an iterator.
     """
+    methods = [methods] if isinstance(methods, str | Method) else methods
     single, several = not isinstance(model, Mapping), isinstance(optimizer, Mapping)
     nets: dict[str, Any] = {"net": model} if single else dict(model)  # type: ignore[arg-type]
     starts = {"net": initial} if single and initial else dict(initial or {})
@@ -101,7 +103,7 @@ def trial(
                     if any(p._version != version or p.grad is not grad for p, version, grad in own):
                         raise UserError("step has trained the model of trial() itself, not its argument")
                     result.scores[name].append(scores)
-                    runs |= {str((scores, data))} if name == "none" else set()
+                    runs |= {re.sub(r" at 0x\w+", "", str((scores, data)))} if name == "none" else set()
                     result.repeated = len(runs) == 1
                     result.seconds[name] += time.perf_counter() - began
                     if progress:
@@ -135,6 +137,12 @@ class TrialResult:
         """The number of complete repeats."""
         return min(map(len, self.scores.values()))
 
+    @property
+    def idle(self) -> list[str]:
+        """The methods that changed nothing, so that all their runs are those of "none"."""
+        ends = {name: np.array(each[: self.repeats])[:, 1:] for name, each in self.scores.items()}
+        return [name for name in ends if name != "none" and np.array_equal(ends[name], ends["none"])]
+
     def gains(self, method: str) -> np.ndarray:
         """Return the lead of `method` over "none", (repeats, scores): -inf where it diverged, inf where "none" alone did."""
         ends, none = (np.array(self.scores[name][: self.repeats]) for name in (method, "none"))
@@ -148,7 +156,8 @@ class TrialResult:
         The intervals of all methods hold together with a probability of .95: Student's t with Bonferroni's correction. The
         variance is that of the residuals of method and repeat over all methods, or the method's own if that is larger.
         """
-        ends = np.array([self.gains(name)[:, -1] for name in self.scores])  # (methods, repeats)
+        acting = [name for name in self.scores if name not in self.idle]
+        ends = np.array([self.gains(name)[:, -1] for name in acting])  # (methods, repeats)
         if self.repeats < 2 or self.repeated or len(ends := ends[np.isfinite(ends).all(1)]) < 2:
             return math.inf
         residuals = ends - ends.mean(0) - ends.mean(1, keepdims=True) + ends.mean()
@@ -156,13 +165,13 @@ class TrialResult:
         variance = 2 * (residuals**2).sum() / degrees
         if method is not None and np.isfinite(own := self.gains(method)[:, -1]).all():
             variance = max(variance, own.var(ddof=1))
-        return student_t(1 - 0.025 / (len(self.scores) - 1), degrees) * math.sqrt(variance / self.repeats)
+        return student_t(1 - 0.025 / (len(acting) - 1), degrees) * math.sqrt(variance / self.repeats)
 
     @property
     def best(self) -> str | None:
         """The method with the largest gain among those whose interval lies above 0; "none" if all intervals lie below it;
         otherwise None: nothing is decided."""
-        mean = {name: self.gains(name)[:, -1].mean() for name in self.scores if name != "none"}
+        mean = {n: self.gains(n)[:, -1].mean() for n in self.scores if n not in ("none", *self.idle)}
         lost = [name for name in mean if mean[name] == math.inf and self.gains(name)[:, -1].min() > 0]
         if ahead := lost or [name for name in mean if mean[name] > self.margin(name)]:
             ends = {name: np.array(self.scores[name])[: self.repeats, -1].mean() for name in ahead}
@@ -178,7 +187,8 @@ class TrialResult:
             gains, ends = self.gains(name).mean(0), np.array(scores[: self.repeats]).mean(0)
             end, margin = gains[-1], self.margin(name) if np.isfinite(gains[-1]) else 0.0
             ahead = next((i for i in range(PARTS) if gains[-1 - i] <= 0), PARTS)  # of the last tenths
-            gain = "" if name == "none" else f"{end:+.3g} [{end - margin:.3g}, {end + margin:.3g}]"
+            gain = f"{end:+.3g} [{end - margin:.3g}, {end + margin:.3g}]" if name != "none" else ""
+            gain = "changed nothing" if name in self.idle else gain
             step = self.steps * (PARTS - ahead + 1) // PARTS if ahead else None
             rows += [dict(zip(COLUMNS, [name, *map(float, ends[[0, -1]]), gain, step, self.seconds[name]]))]
         return rows
@@ -233,7 +243,10 @@ def _check(
     for label, method in methods.items():
         if "loss" in method.needs and loss is None:
             raise UserError(f"method {label!r} needs the loss of a net on a batch: give loss=")
-        if _acts(method) and isinstance(optimizer, Mapping) and not optimizer.keys() & nets.keys():
+        named = optimizer if isinstance(optimizer, Mapping) else {}
+        others = [group for name in named.keys() - nets.keys() for group in named[name].param_groups]
+        held = {id(p) for group in others for p in group["params"]}
+        if _acts(method) and not held.isdisjoint(map(id, parameters.values())):
             raise UserError(f"method {label!r} needs optimizers named as the networks: {', '.join(nets)}")
         if not initial and method.takes_initial:
             raise UserError(f"method {label!r} needs starting weights: give initial=, or leave it out")
@@ -304,7 +317,8 @@ def _act_at_steps(treatment: Attached, several: bool) -> list[Any]:
         treatment.before_step(*[net] if several else [])
 
     names = treatment.optimizers.keys() & treatment.state.nets
-    return [treatment.optimizers[name].register_step_pre_hook(partial(act, name)) for name in names]
+    wraps = [(name, treatment.optimizers[name]) for name in names]  # accelerate's have the optimizer within
+    return [getattr(o, "optimizer", o).register_step_pre_hook(partial(act, name)) for name, o in wraps]
 
 
 def _acts(method: Method) -> bool:

@@ -24,12 +24,15 @@ import pandas as pd
 import yaml
 
 from fire_core.errors import UserError, clean_exit, did_you_mean, first_line
-from harness.config import CONF, content_of, domain_of, options, runs_of
+from harness.config import CONF, SIZES, content_of, domain_of, options, runs_of
 from harness.domains import find
 from harness.naming import changes, label
 from harness.overrides import check_overrides
 from harness.pool import Pool, was_stopped
 from harness.settings import Domain, keys
+
+# what a wrong file raises
+WRONG = (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, yaml.YAMLError)
 
 
 class Sweep(NamedTuple):
@@ -59,8 +62,11 @@ def load(name: str, more: Sequence[str] = ()) -> tuple[dict[str, Any], list[Swee
             seeds = [one["seed"] if isinstance(one["seed"], list) else [one["seed"]] for one in part]
             for turn in itertools.zip_longest(*seeds):
                 for one, seed in zip(part, turn, strict=True):
-                    sweeps += [] if seed is None else [_sweep(common | one | {"seed": seed}, typed)]
-    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
+                    made = None if seed is None else _sweep(common | one | {"seed": seed}, typed)
+                    sweeps += [made] if made not in (None, *sweeps) else []  # a typed seed makes equal ones
+        for run in (run for sweep in sweeps for run in sweep.runs):
+            minutes_of(run, content), int(run.get("run.jobs", 1))  # raise what they raise
+    except WRONG as error:
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         why = f"{kind}{first_line(error)}; compare conf/campaign/smoke.yaml"
         raise UserError(f"{path} cannot be used: {why}") from error
@@ -84,30 +90,36 @@ def _sweep(settings: dict[str, Any], typed: dict[str, str]) -> Sweep:
     check_overrides(domain, overrides := list(texts.values()))
     ours = [text for key, text in texts.items() if "hydra" not in key]
     runs = [dict(text.split("=", 1) for text in line) for line in runs_of(ours)]
+    for key, choices in (("size", SIZES), ("method", options("method"))):
+        if unknown := [run[key] for run in runs if run[key] not in choices]:
+            raise UserError(f"{key}={unknown[0]} does not exist{did_you_mean(unknown[0], choices)}")
     return Sweep(domain, [os.path.relpath(CONF.parent / domain.script), "-m", *overrides], runs)
 
 
 def plan(name: str, more: Sequence[str] = ()) -> str:
     """Return the plan: the sweeps with their unfinished runs and hours, the total, and what the hours assume."""
     content, sweeps = load(name, more)
-    lines, unfinished, total, work = [], 0, 0.0, 0.0
+    lines, unfinished, total, work, unknown = [], 0, 0.0, 0.0, 0
     for sweep in sweeps:
         left = [run for run in sweep.runs if not sweep.is_done(run)]
-        hours = sum(minutes_of(run["experiment"], content) for run in left) / 60
+        minutes = [minutes_of(run, content) for run in left]
+        hours, unknown = sum(minutes) / 60, unknown + minutes.count(0)
         unfinished, work = unfinished + len(left), work + hours
         total += hours / max(1, min(len(left), int(sweep.runs[0].get("run.jobs", 1))))
         counts = f"{len(left):3} of {len(sweep.runs):3} runs left"
         lines.append(f"{counts}, done after {total:7.1f} h: python {shlex.join(sweep.words)}")
     assumed = content.get("assumed", "minutes of the experiments' files: a CPU, from scratch")
     hours_left = f"{total:.1f} hours, {work:.1f} if one at a time; assumed: {assumed}"
-    return "\n".join([*lines, f"{name}, size={content['size']}: {unfinished} runs left, {hours_left}"])
+    hours_left += f"; {unknown} runs without a known time count as 0" if unknown else ""
+    sizes = ",".join(dict.fromkeys(run["size"] for sweep in sweeps for run in sweep.runs))
+    return "\n".join([*lines, f"{name}, size={sizes}: {unfinished} runs left, {hours_left}"])
 
 
-def minutes_of(experiment: str, content: dict[str, Any]) -> float:
-    """Return the minutes that a run of an experiment takes in this campaign, 0 if nothing tells them."""
-    if experiment not in content.get("work", {}):
-        return content_of(experiment).get("minutes", {}).get(content["size"], 0.0)
-    kind, amount = content["work"][experiment]
+def minutes_of(run: dict[str, str], content: dict[str, Any]) -> float:
+    """Return the minutes that a run takes in this campaign, 0 if nothing tells them."""
+    if run["size"] != content["size"] or run["experiment"] not in content.get("work", {}):
+        return content_of(run["experiment"]).get("minutes", {}).get(run["size"], 0.0)
+    kind, amount = content["work"][run["experiment"]]
     return amount / content["rates"][kind] / 60
 
 
@@ -133,7 +145,7 @@ def train(commands: Sequence[Sequence[str]], budget: float = math.inf) -> int:
 def main() -> int:
     """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m harness.campaign", description=__doc__.splitlines()[0])
-    parser.add_argument("campaign", help="paper, medium, smoke or a YAML file like those in conf/campaign")
+    parser.add_argument("campaign", help="a name of conf/campaign, as paper or medium, or a YAML file")
     parser.add_argument("override", nargs="*", default=[], help="for every sweep whose script has the key")
     parser.add_argument("--plan", action="store_true", help="print sweeps, runs and hours; start nothing")
     parser.add_argument("--budget", type=pd.Timedelta, help="start no sweep after this time, as in 30h, 20m")

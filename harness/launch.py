@@ -86,6 +86,8 @@ def _command(domain: Domain, job: "Job", arguments: list[str]) -> None:
     if line.config_dir:
         FOLDERS.append(Path(line.config_dir).absolute())
     check_overrides(domain, overrides)
+    if line.multirun and line.cfg:
+        raise UserError(f"--cfg={line.cfg} shows the config of one run: leave out -m")
     if not line.multirun and any(o.startswith("search=") for o in overrides):
         raise UserError("search= is a sweep over the values of a method: add -m")
     # processes that a launcher starts find our packages whatever their working directory is

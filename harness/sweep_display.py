@@ -34,7 +34,7 @@ class Display:
         self.names = {folder: name.format(**place_of(folder)) for folder in folders}
         self.before = {folder: _time(folder, *ENDS) for folder in self.names}
         self.state = {folder: "done" if (folder / "DONE").exists() else "waiting" for folder in self.names}
-        self.minutes: list[float] = []  # of the runs that ended
+        self.minutes: list[float] = []  # of the runs that are done
         self.most_running = 1
         self.terminal = sys.stdout.isatty()
         self.said = time.monotonic()
@@ -71,11 +71,11 @@ class Display:
             if state not in ("done", "failed") or mark is None:  # which starts again at this moment
                 continue
             self.before[folder] = mark
-            self.minutes.append(max(0, mark - (_time(folder, "meta.json") or mark)) / 6e10)
             if state == "failed":
                 first = (read_text(folder / "FAILED").strip().splitlines() or ["no message"])[0]
                 self._show(f"failed: {name}: {first} ({folder / LOG})")
             else:
+                self.minutes.append(max(0, mark - (_time(folder, "meta.json") or mark)) / 6e10)
                 self._show(f"{name}: {self._result(folder)}{_duration(self.minutes[-1])}")
         self.most_running = max(self.most_running, self.count("running"))
 
@@ -159,9 +159,9 @@ def _position(folder: Path) -> str:
     """Return where a run stands, by the last line of its metrics or those of its shared first phase."""
     trunk = Path(str(read_meta(folder).get("trunk", ""))).name
     for place in (folder, folder.parents[3] / "trunks" / trunk):
-        with suppress(OSError, ValueError, IndexError, TypeError):
+        with suppress(OSError, ValueError, StopIteration, TypeError):
             with (place / METRICS).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-                last = json.loads(file.readlines()[-1])
+                last = json.loads(next(line for line in reversed(file.readlines()) if line.endswith(b"}\n")))
             return "".join(f" {key} {last[key]}" for key in ("phase", "step") if key in last)
     return ""

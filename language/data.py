@@ -74,9 +74,12 @@ def in_answers(tokens: np.ndarray, answer: int, end_of_text: int) -> np.ndarray:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a prepared folder. Raises UserError if it is missing or no JSON."""
+    """Return the manifest of a prepared folder. Raises UserError if it is missing, no JSON, or lacks an entry."""
     try:
-        return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        if lacking := {"name", "dtype", "tokenizer", "parts", "made_from"} - set(manifest):
+            raise ValueError(f"its manifest lacks {min(lacking)!r}")
+        return manifest
     except (OSError, ValueError) as error:
         remedy = "make it with python language/prepare.py (see --help)"
         raise UserError(f"no prepared corpus in {folder} ({error}): {remedy}") from error

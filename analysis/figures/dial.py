@@ -63,12 +63,6 @@ def table(parts: Sequence[Results]) -> pd.DataFrame:
     )
 
 
-def chosen(part: Results) -> str:
-    """Return the label of the cap with the best mean on the exploring seeds, the smaller one of two that are equal."""
-    ((_, rows),) = turned([part])
-    return rows[rows["side"] == "large"].set_index("label")["difference"].idxmax()
-
-
 def confirmed(parts: Sequence[Results], results: Results) -> pd.DataFrame:
     """Return the verdicts on `cap` against `none` and FIRE on the fresh seeds. The tests of a panel are one family.
 

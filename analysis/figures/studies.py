@@ -85,7 +85,7 @@ def scaling(parts: Sequence[Results]) -> pd.DataFrame:
         name = names.NAMES["scaling"].get(part.first["experiment"], part.first["experiment"])
         for ours, theirs in product(ends, repeat=2):
             pair, images = (part.methods[ours], part.methods[theirs]), changed[ours].get(IMAGES)
-            if pair not in PAIRS or images is None or changed[ours] != changed[theirs]:
+            if pair not in PAIRS or not (images or "").isdecimal() or changed[ours] != changed[theirs]:
                 continue
             others = names.changes({key: value for key, value in changed[ours].items() if key != IMAGES})
             study, gain = ", ".join(filter(None, [name, others])), estimate(paired(ends[ours], ends[theirs]))

@@ -74,7 +74,7 @@ def relative_norm(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> float:
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([t.detach().float().square().sum() for t in tensors]).sum().sqrt()
+    return torch.stack([t.detach().abs().float().square().sum() for t in tensors]).sum().sqrt()
 
 
 def curvature(

@@ -211,10 +211,17 @@ def stream_of(state: State, method: str, number: int) -> torch.Generator:
 def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method: str) -> Iterator[Any]:
     """Yield the inputs for `net` in the coming batches. Raises UserError if there are none."""
     inputs = None
-    for inputs, *_ in batches() if batches is not None else ():
+    for inputs, *_ in map(as_pair, batches() if batches is not None else ()):
         yield inputs_of(net, inputs)
     if inputs is None:
         raise UserError(f"method {method!r} needs data: give attach(batches=...)")
+
+
+def as_pair(batch: Any) -> Any:
+    """Return a batch that begins with its inputs. Raises UserError for a bare tensor and a mapping."""
+    if isinstance(batch, Tensor | Mapping):
+        raise UserError(f"batches yields a {type(batch).__name__}: let it yield pairs (inputs, targets)")
+    return batch
 
 
 def inputs_of(net: str, inputs: Any) -> Any:

@@ -10,7 +10,7 @@ from torch.nn.functional import cosine_similarity
 
 from fire_core.engine import observe, table_of
 from fire_core.errors import UserError, check_settings
-from fire_core.methods._units import inputs_of
+from fire_core.methods._units import as_pair, inputs_of
 from fire_core.methods.method import TEXT, Method, register
 from fire_core.passes import call, undisturbed
 from fire_core.report import Report
@@ -127,7 +127,8 @@ def shrink_factor(vectors: Tensor, directions: Tensor, floor: float) -> Tensor:
 def coming(name: str, state: State) -> tuple[Batches, Loss]:
     """Return the batches of the coming phase for net `name`, and the loss."""
     assert state.batches is not None and state.loss is not None  # `needs` asks for both
-    return ((inputs_of(name, inputs), targets) for inputs, targets in state.batches()), state.loss
+    pairs = map(as_pair, state.batches())
+    return ((inputs_of(name, inputs), targets) for inputs, targets in pairs), state.loss
 
 
 @register

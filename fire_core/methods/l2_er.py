@@ -13,6 +13,7 @@ from fire_core.measure import metrics
 from fire_core.methods._units import LayerMethod
 from fire_core.methods.method import FIXTURE, register
 from fire_core.report import Report
+from fire_core.seeding import kept_chance
 from fire_core.state import State
 from fire_core.units import Recorder, UnitLayer
 
@@ -113,8 +114,10 @@ def rank_step(net: nn.Module, layers: list[UnitLayer], batches: list[Any], rate:
     """Move all trained parameters of `net` by `rate` along the gradient of the mean effective rank of the layers."""
     join = lambda first, *more: torch.cat([first, *more]) if isinstance(first, Tensor) else first  # noqa: E731
     arguments, keywords = tree_map(join, *batches)
-    singular = Recorder(net, layers, lambda units: torch.linalg.svdvals(units.float()), always=True)
-    with torch.enable_grad(), singular:
+    singular = Recorder(
+        net, layers, lambda units: torch.linalg.svdvals(units.float().nan_to_num(0, 0, 0)), always=True
+    )
+    with kept_chance(), torch.enable_grad(), singular:
         net(*arguments, **keywords)
         rank = torch.stack([metrics.effective_rank(each, 1e-8) for each in singular.values.values()]).mean()
     trained: list[Tensor] = [p for p in net.parameters() if p.requires_grad]

@@ -25,6 +25,7 @@ from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, name
 TOKENS = "pos_embed cls_token dist_token reg_token position_embedding mask_token class_embedding"
 ADDED = set(TOKENS.split())
 EVERYTHING = slice(None)
+HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # of classifiers; those of images may be convolutions
 OF_ZERO = (
     "on another rank, where DeepSpeed ZeRO stage 3 keeps it: call this inside "
     "deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)"
@@ -66,7 +67,10 @@ def match_parameters(model: nn.Module, rule: str | Sequence[str] | Callable[[Tar
     Raises: UserError if the rule matches nothing.
     """
     table = list_targets(model)
-    modules = {target.module for target in select(table, rule, matrices_only=False)}
+    # a layer whose weight may hold several matrices is one layer
+    whole = TargetTable(replace(t, included=True) if t.kind in ("unclear", "conv") else t for t in table)
+    whole.head_known = table.head_known
+    modules = {target.module for target in select(whole, rule, matrices_only=False)}
     if not modules:
         raise UserError(f"rule {rule!r} names no parameter; names that exist: {shorten(names(table))}")
     matched = {target.parameter for target in table if target.module in modules}
@@ -134,7 +138,7 @@ def _without_matrix(place: Place) -> Layout | None:
         (not real, "other", f"stored as {p.dtype}: only real floating-point {can}"),
         (p.layout is not torch.strided, "other", f"{p.layout}: only dense {can}"),
         (overlaps_itself(p), "other", "expanded or overlapping: several entries share one place in memory"),
-        (".lora_" in f".{name}", "lora", LORA),
+        (re.search(r"[._]lora(?=[._A-Z]|$)", f".{name}") is not None, "lora", LORA),
         (state_space, "state_space", "in a state-space block, whose fused parts are not known"),
         (place.attribute in ADDED, "embedding", "learned token or position: added, not multiplied"),
         ("bias" in place.attribute, "bias", "bias: a vector"),
@@ -195,7 +199,7 @@ def inside(model: nn.Module) -> tuple[nn.Module, str]:
 def _heads(model: nn.Module, modules: dict[str, nn.Module], traced: Traced | None) -> set[str] | None:
     """Return the paths of the output layers, or None where they are not known.
 
-    Those are the layers that are declared (`is_head`), else the Linear layers that the model itself names, else the
+    Those are the layers that are declared (`is_head`), else the classifier that the model itself names, else the
     Linear tied to an embedding, else those that an example shows, else the end of a plain nn.Sequential, which runs in
     the order of its layers.
     """
@@ -208,9 +212,9 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module], traced: Traced | Non
         # distilled models of timm have two
         several = answer if isinstance(answer, tuple | list) else [answer]
         layers = [layer for layer in several if isinstance(layer, nn.Module)]
-        if layers and all(isinstance(layer, nn.Linear) for layer in layers):
+        if layers and all(isinstance(layer, HEADS) for layer in layers):
             return {path for path, module in modules.items() if module in layers}
-        if layers and not any(isinstance(part, nn.Linear) for layer in layers for part in layer.modules()):
+        if layers and not any(isinstance(part, HEADS) for layer in layers for part in layer.modules()):
             return set()  # the model has no output layer, such as timm with num_classes=0
     # not m.weight: where spectral_norm computes it, reading it changes the state of the computation
     weights = {path: m._parameters.get("weight") for path, m in modules.items()}

@@ -213,12 +213,15 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
             if columns is None:
                 leave_out(group, f"does not fit the inputs of {reader}")
             else:
-                found.setdefault(group, (place, {}))[1][reader] = columns
+                known = found.setdefault(group, (place, {}))[1].setdefault(reader, columns)
+                if not torch.equal(known, columns):
+                    leave_out(group, f"goes through {reader} in two orders")
     for place in range(len(modules)):
         count = sum(place in group for group in found)
         if count != 1:
             leave_out([place], "is read alone and gated" if count else "is read by no layer")
-    layers = []
+    layers, widths = [], {r: labels.numel() for _, r, _, labels in reads if labels is not None}
+    widths |= {norm: labels.numel() for norm, labels in trace.channels.items() if labels is not None}
     for group, (place, readers) in found.items():
         names = tuple(str(modules[each]) for each in sorted(group))
         if set(names) & reasons.keys():
@@ -228,7 +231,7 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
         orders = {
             name: each
             for name, each in (readers | norms).items()
-            if not torch.equal(each.flatten(), torch.arange(each.numel()))
+            if not torch.equal(each.flatten(), torch.arange(widths[name]))
         }
         outgoing = tuple((reader, each.shape[1]) for reader, each in readers.items())
         units = trace.layers[place].units

@@ -59,12 +59,15 @@ def test_fresh_trials_are_judged_by_the_full_runs_of_their_seed():
     (row,) = trial_evidence.fresh(results_of(runs, rows)).to_dict("records")
     assert row["leader"] == row["cautious"] == "fire" and row["loss of the leader"] == pytest.approx(1 / 3)
     assert row["loss of none"] == 1 and row["loss of fire"] == pytest.approx(1 / 3)
+    other = [run | {"overrides": run["overrides"].replace("=.2", "=.05")} for run in runs]
+    assert trial_evidence.fresh(results_of(other, rows)).empty  # trials of another length
+    assert trial_evidence.fresh(results_of(runs[:-1], rows)).empty  # one repeat is not done
 
 
 @pytest.mark.parametrize("loss, said", [(0, "holds up"), (0.5, "does not hold up"), (0.3, "is not decided")])
 def test_verdict_follows_the_written_rule(loss, said):
     none = [1.0, 0.9, 0.8, 1.0, 0.9] if loss != 0.3 else [1.0, 0.0, 0.9, 0.0, 0.4]
     table = pd.DataFrame({"experiment": list("abcde"), "loss of none": none})
-    table = table.assign(**{"loss of the leader": loss, "loss of fire": 0.4})
+    table = pd.concat([table.assign(**{"loss of the leader": loss, "loss of fire": 0.4})] * 5)
     assert f"The trial {said}:" in trial_evidence.verdict(table)
-    assert trial_evidence.verdict(table[:3]) == "Open: 3 of 5 panels."
+    assert trial_evidence.verdict(table[:3]) == "Open: 3 of 25 seeds, in 3 of 5 panels."

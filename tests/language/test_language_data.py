@@ -71,7 +71,7 @@ def test_tokens_of_another_text_split_or_tokenizer_are_never_handed_out(jsonl, t
             again(**changes)
 
 
-def test_corpora_of_two_tokenizers_and_fewer_tokens_than_asked_for_are_refused(jsonl, tmp_path):
+def test_corpora_of_two_tokenizers_too_few_tokens_and_half_a_manifest_are_refused(jsonl, tmp_path):
     folders = [prepare(jsonl, "small", tmp_path / name, progress=False) for name in "ab"]
     text = (folders[1] / "manifest.json").read_text()
     (folders[1] / "manifest.json").write_text(re.sub(r'(tokenizer_sha256": ")\w', r"\1-", text))
@@ -82,6 +82,9 @@ def test_corpora_of_two_tokenizers_and_fewer_tokens_than_asked_for_are_refused(j
     ):
         with pytest.raises(UserError, match=said):
             open_corpora(compose_config("language", ["size=smoke", *places, *more]), World("cpu"))
+    (folders[0] / "manifest.json").write_text(text.replace('"parts"', '"portions"'))
+    with pytest.raises(UserError, match="its manifest lacks 'parts'"):
+        open_corpus(folders[0], block=8, vocabulary=4096)
 
 
 def test_shipped_text_is_whole_and_no_document_is_in_both_parts():
@@ -136,7 +139,11 @@ def test_tokenizers_know_their_size_and_end_and_cut_nothing_off(tmp_path):
 @pytest.fixture
 def pair(tmp_path):
     """Corpora whose ids tell where they are from: A counts up from 0, B from 1000."""
-    manifest = {"tokenizer": {"name": "counting", "vocabulary": 1500, "end_of_text": 0}, "dtype": "uint16"}
+    manifest = {
+        "tokenizer": {"name": "counting", "vocabulary": 1500, "end_of_text": 0},
+        "dtype": "uint16",
+        "made_from": {},
+    }
     manifest["parts"] = {"train": {"tokens": 500}, "validation": {"tokens": 100}}
     for name, base in (("a", 0), ("b", 1000)):
         (folder := tmp_path / name).mkdir()

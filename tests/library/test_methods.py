@@ -243,6 +243,16 @@ def test_what_would_be_treated_twice_or_begin_to_train_is_refused():
         for whole, held, said in wrong:
             with pytest.raises(UserError, match=said):
                 attach(method, whole, torch.optim.SGD(held.parameters()))
+    both = {"both": torch.optim.SGD(net.parameters())}
+    with pytest.raises(UserError, match="give its optimizer that name"):
+        attach(create("plasticity_injection", head=""), pair, both)
+    with pytest.raises(UserError, match="was given no optimizer of net 'net'"):
+        _ = attach("fire", net).optimizer
+    with pytest.raises(UserError, match="is of the nets"):
+        attach("fire", net).load_state_dict(attach("fire", pair).state_dict())
+    bare = attach("dash", net, loss=nn.functional.mse_loss, batches=lambda: [torch.ones(2, 2)])
+    with pytest.raises(UserError, match="batches yields a Tensor: let it yield pairs"):
+        bare.boundary(1)
     with pytest.raises(UserError, match="f made 1"), observe(net, action="", method="f"):
         net[1].weight = nn.Parameter(net[1].weight / 2)
     with pytest.raises(UserError, match=r"adam_betas=0\.9 must be two numbers"):

@@ -133,6 +133,14 @@ class Masters(Toy):
             p.copy_(self.masters.setdefault(p, p.float().clone()).sub_(group["lr"] * p.grad))
 
 
+class Wide(Toy):
+    """A float32 momentum that begins at 0."""
+
+    def update(self, group):
+        for p in group["params"]:
+            p.sub_(group["lr"] * self.state[p].setdefault("m", torch.zeros_like(p).float()).add_(p.grad))
+
+
 class Anchored(Toy):
     """Weights are computed from the first ones, as in MADGRAD."""
 
@@ -158,7 +166,7 @@ OPTIMIZERS = {
     "adam_fused": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1), "shared_counter": SharedCounter,
     "group_step": GroupStepAdam, "lookahead": lambda p: Lookahead(torch.optim.Adam(p, lr=0.1)), "sam": SAM,
-    "averaging": AveragingFree, "masters": Masters,
+    "averaging": AveragingFree, "masters": Masters, "wide": Wide,
     "adagrad": lambda p: torch.optim.Adagrad(p, 0.1, lr_decay=0.5, initial_accumulator_value=0.3),
     "rprop": torch.optim.Rprop,
 }  # fmt: skip
@@ -196,6 +204,7 @@ def test_keep_does_not_bring_old_weights_back_through_copies(name):
         group["lr"] = 0.0
     train(net, optimizer)
     torch.testing.assert_close(net.weight.detach(), new)
+    assert reset_optimizer_state(trained(Wide)[1], "keep") == 0  # a momentum is no copy
 
 
 def test_copies_take_the_replaced_units_alone():

@@ -430,7 +430,10 @@ def test_an_optimizer_with_two_learning_rates_is_not_replaced_by_one_with_one(na
     with pytest.raises(UserError, match=r"groups of yours have 0\.001, 0\.01"):
         treatment.boundary(1)
     assert treatment.optimizer is adam
-    adam.param_groups[1]["lr"] = 0.01
+    adam.param_groups[1] |= {"lr": 0.01, "maximize": True}
+    with pytest.raises(UserError, match="which minimises, and yours has maximize=True"):
+        treatment.boundary(1)
+    adam.param_groups[1]["maximize"] = False
     treatment.boundary(1)
     first, last = treatment.optimizer.param_groups[0], treatment.optimizer.param_groups[-1]
     assert (first["lr"], first["rate_factor"], last["eps"]) == (pytest.approx(0.03), 3.0, 1e-5)

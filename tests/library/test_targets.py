@@ -101,6 +101,7 @@ def test_weights_of_other_kinds_stay_out() -> None:
     integers = torch.zeros(4, 4, dtype=torch.int8)
     model, kinds = nn.Sequential(nn.Linear(4, 4), nn.Conv2d(8, 8, 3, groups=8)), ["", "depthwise"]
     model[0].lora_A = nn.Linear(4, 2, bias=False)
+    model[0].lora = nn.ModuleDict({"A": nn.Linear(4, 2, bias=False)})
     for weight, reason in (
         (integers, "torch.int8"),
         (torch.randn(4, 6).to_sparse(), "sparse"),
@@ -112,7 +113,7 @@ def test_weights_of_other_kinds_stay_out() -> None:
         kinds.append(reason)
     table = by_name(find_targets(model))
     assert [t.name for t in table.values() if t.included] == ["0.weight"]
-    assert table["0.lora_A.weight"].kind == "lora"
+    assert table["0.lora_A.weight"].kind == table["0.lora.A.weight"].kind == "lora"
     assert all(reason in table[f"{number}.weight"].reason for number, reason in enumerate(kinds))
     with pytest.raises(UserError, match="run one batch"):
         find_targets(nn.Sequential(nn.LazyLinear(3)))
@@ -123,6 +124,9 @@ def test_match_parameters_gives_whole_layers() -> None:
     layers = {"linear": "23", "3.weight": "3", "1": "1", "conv,head": "03", "linear,-head": "2"}
     for rule, found in layers.items():
         assert match_parameters(model, rule) == [f"{i}.{kind}" for i in found for kind in ("weight", "bias")]
+    model.c_attn, model.depth = nn.Linear(4, 12, bias=False), nn.Conv2d(4, 4, 3, groups=4, bias=False)
+    assert "c_attn.weight" in match_parameters(model, "linear") and "c_attn.weight" not in names(model)
+    assert "depth.weight" in match_parameters(model, "conv")
 
 
 def test_reparametrised_layers_stay_out_and_keep_their_state() -> None:
@@ -144,6 +148,9 @@ def test_a_model_that_says_it_has_no_head_has_none() -> None:
     assert names(model, "head") == ["2.weight"]
     model.get_classifier = lambda: (model[1], model[2])
     assert names(model, "head") == ["1.weight", "2.weight"] and names(model, "no_head") == ["0.weight"]
+    model[2] = nn.Conv2d(4, 2, 1)
+    model.get_classifier = lambda: model[2]
+    assert names(model, "no_head") == ["0.weight", "1.weight"]
 
 
 class Quantised(torch.Tensor):

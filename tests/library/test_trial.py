@@ -173,9 +173,12 @@ FROM_THE_START = ["full_reset", "shrink_perturb", "l2_init", "nap", create("fire
 FROM_THE_START += [create("fire", scale="initial"), create("redo", fresh="initial")]
 (HOOKED := nn.Linear(6, 4)).weight.register_hook(abs)
 OTHER_NAME = (net := nn.Linear(6, 4), {"adam": torch.optim.Adam(net.parameters())}, {})
+ONE_OF_TWO = (pair := nn.ModuleList([net, nn.Linear(4, 2)]), {}, {})
+ONE_OF_TWO[1].update(net=torch.optim.SGD(net.parameters()), rest=torch.optim.SGD(pair[1].parameters()))
 MISTAKES = [
     ("give the network inside DistributedDataParallel", {"net": (replica(nn.Linear(6, 4)), None, None)}),
     ("holds the weights of net 'net' themselves", {"net": (HOOKED, None, HOOKED.state_dict())}),
+    ("'l2_er' needs optimizers named as the networks", {"methods": ["l2_er"], "net": ONE_OF_TWO}),
     ("'rewarm' needs optimizers named as the networks: net", {"methods": ["rewarm"], "net": OTHER_NAME}),
     ("method <function fire", {"methods": [fire]}),
     ("lose the hooks of weight", {"net": (HOOKED, torch.optim.Adam(HOOKED.parameters()), {})}),
@@ -257,6 +260,15 @@ def test_verdicts():
     assert lost.best == "fire" and "treatment diverged." in str(lost) and "+inf [inf, inf]" in str(lost)
     assert made(none=nan, fire=nan).best == "none"
     assert made(none=[1.0, 2.0, *nan[:1]], fire=level).best is None
+    alone, beside = (
+        made(none=level, cap=(cap := [1.0, 1.2, 1.1])),
+        made(none=level, cap=cap, redo=level, cbp=level),
+    )
+    assert (
+        beside.idle == ["redo", "cbp"]
+        and "changed nothing" in str(beside)
+        and beside.margin() == alone.margin()
+    )
 
 
 def mlp(bias):
