@@ -140,7 +140,7 @@ class TrialResult:
     @property
     def idle(self) -> list[str]:
         """The methods that changed nothing, so that all their runs are those of "none"."""
-        ends = {name: np.array(each[: self.repeats])[:, 1:] for name, each in self.scores.items()}
+        ends = {name: np.array(each[: self.repeats])[:, -PARTS:] for name, each in self.scores.items()}
         return [name for name in ends if name != "none" and np.array_equal(ends[name], ends["none"])]
 
     def gains(self, method: str) -> np.ndarray:

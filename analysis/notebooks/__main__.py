@@ -23,6 +23,8 @@ def execute(name: str, out: Path = HERE) -> Path:
     for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
         if picture := output.get("data", {}).get("image/png"):
             output["data"]["image/png"] = base64.b64encode(small_png(base64.b64decode(picture))).decode()
+        if "text/html" in output.get("data", {}):
+            output["data"]["text/plain"] = "table"  # GitHub and Jupyter show the HTML
     nbformat.write(notebook, out / f"{name}.ipynb")
     return out / f"{name}.ipynb"
 
