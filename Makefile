@@ -20,7 +20,7 @@ help: ## this list
 		dqn-sweep 'DQN on Atari with a midpoint reset; table and figure' \
 		sac-sweep 'SAC with a midpoint reset; table and figure' \
 		install-NAME 'what vision, language, dqn, sac, ray, slurm or all need beside `make install`' \
-		bench-NAME 'fire, methods, table1, convergence or speed'
+		bench-NAME 'methods, table1, convergence or speed'
 	@printf '\nVariables of a sweep (default):\n'; printf '  %-12s %s\n' \
 		EXPERIMENT 'names of files in conf/experiment, or the start of a name: fig2b is all of fig2b_*' \
 		SIZE 'smoke, small, medium or paper (small)' \
@@ -99,12 +99,11 @@ docs: $(call with,suite explore docs) ## build the documentation site: build/sit
 	$(PY) -m analysis explore --root analysis/results --out build/site/explore.html
 bench_methods := method_costs
 bench_table1 := method_costs --table-1
-bench_convergence := bench_fire --convergence
 bench-speed: $(call with,suite vision language dqn sac) ## steps a second of the four training scripts
 	for domain in vision language dqn sac; do $(PY) -m benchmarks.speed $$domain || exit 1; done
 gpu-check: $(call with,suite vision language dqn sac) ## on a GPU: runs, speeds, cost of the paper; WRITE=1 keeps them, DEVICE=cpu
 	$(PY) -m benchmarks.gpu_check --device $(or $(DEVICE),cuda) $(if $(WRITE),--write)
-bench-%: $(call with,suite) $(call with,vision) ; $(PY) -m benchmarks.$(or $(bench_$*),bench_$*)
+bench-%: $(call with,suite) $(call with,vision) ; $(PY) -m benchmarks.$(or $(bench_$*),$*)
 # ---- quality
 TESTS := $(VENV)/.with-suite,vision,language,language-data,dqn,sac,humanoid,explore,notebooks,reference,dev
 test: $(TESTS) lint ## lint, format check, type check, tests

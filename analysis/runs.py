@@ -288,9 +288,7 @@ def load_exported(folder: str | Path = RESULTS) -> Results:
             read += [pd.read_csv(path, dtype=TEXT, keep_default_na=False, na_values=empty) for path in files]
             frames.append(pd.concat(read, ignore_index=True)[columns])
         except (*UNREADABLE, EOFError, lzma.LZMAError) as error:
-            raise UserError(
-                f"{name} in {folder} cannot be read ({first_line(error)}): export again"
-            ) from error
+            raise UserError(f"cannot read {name} in {folder} ({first_line(error)}): export again") from error
     return checked(Results(*frames))
 
 

@@ -60,7 +60,6 @@ def peak(work: Callable[[], float], gpu: bool = False) -> tuple[float, float]:
 
 
 def step(treatment: Attached) -> None:
-    """Train one step."""
     net = treatment.state.nets["net"]
     inputs, labels = next(iter(treatment.state.batches()))  # type: ignore[misc]
     loss = cross_entropy(net(inputs), labels) + treatment.penalty()

@@ -31,8 +31,7 @@ from harness.overrides import check_overrides
 from harness.pool import Pool, was_stopped
 from harness.settings import Domain, keys
 
-# what a wrong file raises
-WRONG = (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, yaml.YAMLError)
+WRONG_FILE = (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, yaml.YAMLError)
 
 
 class Sweep(NamedTuple):
@@ -66,7 +65,7 @@ def load(name: str, more: Sequence[str] = ()) -> tuple[dict[str, Any], list[Swee
                     sweeps += [made] if made not in (None, *sweeps) else []  # a typed seed makes equal ones
         for run in (run for sweep in sweeps for run in sweep.runs):
             minutes_of(run, content), int(run.get("run.jobs", 1))  # raise what they raise
-    except WRONG as error:
+    except WRONG_FILE as error:
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         why = f"{kind}{first_line(error)}; compare conf/campaign/smoke.yaml"
         raise UserError(f"{path} cannot be used: {why}") from error

@@ -155,7 +155,6 @@ def file_of(group: str, option: str) -> Path:
 
 
 def domain_of(experiment: str) -> str:
-    """Return the name of the domain of an experiment."""
     return content_of(experiment).get("domain", "")
 
 

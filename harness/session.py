@@ -45,10 +45,8 @@ class Session:
     """One run of a script. `at` is where it stands: the phase of the data, the step, and what the script puts there. It is
     saved and loaded with everything that was given to `attach` and `keep`.
 
-    Args:
-        world: the processes of the run; only the leader has a run folder.
-        fork: the checkpoint of phase 0 that the other phases start from; None is its end.
-        facts: further entries of meta.json.
+    world: the processes of the run; only the leader has a run folder. fork: the checkpoint of phase 0 that the other phases
+    start from; None is its end. facts: further entries of meta.json.
     """
 
     def __init__(

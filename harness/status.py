@@ -31,7 +31,6 @@ def with_missing(runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m harness.status", description=__doc__.splitlines()[0])
     parser.add_argument("--root", default="runs", help="folder of all runs (runs)")
     parser.add_argument("--detail", action="store_true", help="one line for each run")

@@ -105,12 +105,10 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def watch(self) -> None:
-        """Install the handlers."""
         for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
             self._before[number] = signal.signal(number, self._note)
 
     def unwatch(self) -> None:
-        """Restore the handlers that were there before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

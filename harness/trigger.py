@@ -56,7 +56,6 @@ class RunTrigger:
         return {"acts": self.acts, "cause": self.cause, "trigger": self.rule.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned."""
         if self.rule is not None:
             self.acts, self.cause = saved["acts"], saved["cause"]
             self.rule.load_state_dict(saved["trigger"])

@@ -96,6 +96,5 @@ class World:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the process group."""
         if self.size > 1:
             dist.destroy_process_group()

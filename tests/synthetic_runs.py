@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-COMMIT = "0123456789abcdef"
+COMMIT, CELL = "0123456789abcdef", "fig2a_cifar10_resnet18"
 
 
 def write_run(

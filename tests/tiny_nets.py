@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
-from torch.optim import Optimizer
 
 from fire_core import State, snapshot
 from fire_core.attach import Attached
@@ -42,11 +41,7 @@ def linear(values: list, bias: list | None = None) -> nn.Linear:
 
 
 def state_of(
-    net: nn.Module,
-    optimizer: Optimizer | None = None,
-    batch: Any = None,
-    loss: Any = cross_entropy,
-    phase: int = 1,
+    net: nn.Module, optimizer: Any = None, batch: Any = None, loss: Any = cross_entropy, phase: int = 1
 ) -> State:
     """What a method sees of a net that starts here, with one batch (inputs, targets) of data to come."""
     optimizers = {"net": optimizer} if optimizer is not None else {}

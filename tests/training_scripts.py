@@ -104,15 +104,15 @@ def metrics_of(root: Path, label: str = "*") -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def killed(condition: str) -> str:
-    """Python that ends a run as SIGKILL would, right after the first checkpoint whose `step` fulfils the condition."""
+def killed(condition: str, act: str = "os._exit(9)") -> str:
+    """Python that ends a run as SIGKILL would, or acts, after the first checkpoint whose `step` fulfils the condition."""
     return f"""
-import os
+import os, signal
 from harness.runs import Run
 save = Run.save
 def dying(self, step, parts, name=None):
     save(self, step, parts, name)
     if name is None and {condition}:
-        os._exit(9)
+        {act}
 Run.save = dying
 """

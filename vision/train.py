@@ -50,7 +50,6 @@ def train(cfg: DictConfig) -> None:
     session.say(f"{curriculum}; {sum(p.numel() for p in net.parameters()):,} parameters")
 
     def test() -> dict[str, float]:
-        """What is tested after a boundary."""
         with treatment.evaluating():  # with averaged weights, if the method keeps any
             return evaluate(net, curriculum, boundary=True)
 

@@ -12,9 +12,6 @@ from fire_core.methods._units import ForgetfulUnitMethod, coming_inputs, stream_
 from fire_core.methods.method import TEXT, register
 from fire_core.seeding import seeded
 from fire_core.state import State
-from fire_core.units import recycle
-
-__all__ = ["ReDo", "dormancy", "recycle"]
 
 
 @register

@@ -57,9 +57,7 @@ class SWR(Method):
         due = self.steps % self.every_steps == 0
         stream = stream_of(state, self.name, self.steps)
         if all(p.grad is None for net in state.nets.values() for p in net.parameters()):
-            raise UserError(
-                "method 'swr' finds no gradients: clear them after after_step(), or where a step begins"
-            )
+            raise UserError("method 'swr' finds no gradients: clear them only before the next backward()")
         for name in state.nets if due or self.decay else ():
             net, start = start_of(state.nets[name], state.initial.get(name))
             averages = self.averages.setdefault(name, {})

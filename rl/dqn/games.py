@@ -148,7 +148,6 @@ class CatchBackend:
         return board[:, self.rows][:, :, self.columns]
 
     def state_dict(self) -> dict:
-        """Return positions and generator as plain numbers."""
         positions = {"ball": self.ball.tolist(), "paddle": self.paddle.tolist()}
         return positions | {"generator": self.generator.bit_generator.state}
 

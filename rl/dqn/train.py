@@ -144,9 +144,7 @@ def train(cfg: DictConfig) -> None:
 
 
 def make_net(cfg: DictConfig, actions: int) -> DQN:
-    """Return a newly initialised network."""
-    frame = cfg.env.frame_size, cfg.env.frame_size
-    return DQN(actions, frame, cfg.network.convolutions, cfg.network.hidden)
+    return DQN(actions, (cfg.env.frame_size,) * 2, cfg.network.convolutions, cfg.network.hidden)
 
 
 def make_optimizer(net: nn.Module, cfg: DictConfig) -> torch.optim.Optimizer:

@@ -54,7 +54,6 @@ class RunningNormaliser:
         return batch._replace(observations=now, next_observations=following)
 
     def state_dict(self) -> dict:
-        """Return the statistics as plain tensors and numbers."""
         mean, variance = (torch.from_numpy(values.copy()) for values in (self.mean, self.variance))
         return {"mean": mean, "variance": variance, "count": self.count}
 

@@ -111,7 +111,6 @@ def joined(modules: Sequence[nn.Module], trained: set[int]) -> nn.Module:
 
 
 def weights(learner: Learner) -> list[nn.Parameter]:
-    """Return all parameters of a learner."""
     return [parameter for net in learner.nets().values() for parameter in net.parameters()]
 
 

@@ -8,7 +8,7 @@ import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_runs import boundary_report, write_run, write_runs
+from synthetic_runs import CELL, boundary_report, write_run, write_runs
 
 from analysis import __main__ as command
 from analysis import estimates, measures, names, paper, plot, sweep_report
@@ -21,8 +21,6 @@ from benchmarks.measuring import record
 from benchmarks.speed import rates
 from fire_core.errors import UserError
 from fire_core.methods import available
-
-CELL = "fig2a_cifar10_resnet18"
 
 
 @pytest.fixture(scope="module")

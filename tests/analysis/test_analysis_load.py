@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from synthetic_runs import task_lines, warm_start_lines, write_run, write_runs
+from synthetic_runs import CELL, task_lines, warm_start_lines, write_run, write_runs
 
 from analysis import measures, plot, runs
 from analysis.export import export, thin
@@ -16,8 +16,6 @@ from analysis.runs import load, load_exported, open_results, settings
 from fire_core.errors import UserError
 from harness import status
 from harness.runs.folders import read_config, without_seed
-
-CELL = "fig2a_cifar10_resnet18"
 
 
 @pytest.fixture
@@ -33,11 +31,14 @@ def test_unfinished_failed_and_torn_are_named_and_left_out(root, capsys):
     with (write_run(root, CELL, "snr", 1, warm_start_lines(0.5, 1)) / "metrics.jsonl").open("a") as stream:
         stream.write('[1, 2]\n{"step": "x", "test_accuracy": 9.0}\n{"step": 998, "value": 1.0}\n')
         stream.write('{"step": 999, "test_accuracy": NaN}\n{"a\n')
+    cut = write_run(root, CELL, "redo", 1, warm_start_lines(0.5, 1)[:3])
+    (cut / "summary.json").write_text('{"steps": 80}')
     results = load(root)
     assert sorted(results.metrics["label"].unique()) == ["fire", "none", "snr"]
     assert len(results.metrics.query("label == 'snr'")) == 21
     text = "\n".join(results.problems)
     assert "loss is nan at step 7" in text and "unfinished" in text and "3 unreadable line(s)" in text
+    assert "and the run at 80" in text
     status.main(["--root", str(root)])
     told = capsys.readouterr().out
     assert f"missing: {CELL} small snr seed 2" in told and f"failed: {CELL} small dash seed 1" in told

@@ -5,14 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
-from synthetic_runs import warm_start_lines, write_runs
+from synthetic_runs import CELL, warm_start_lines, write_runs
 
 from analysis import __main__ as command
 from analysis import estimates, explore, measures, names
 from analysis.rendering import difference_text, p_text
 from analysis.runs import Results, load, settings
 
-CELL = "fig2a_cifar10_resnet18"
 LEVELS = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "brand_new": 0.72}
 HOSTILE = "x</script><script>document.title='taken'</script><img src=y onerror=\"document.title='taken'\">"
 

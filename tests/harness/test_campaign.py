@@ -24,6 +24,7 @@ parts:
     - {experiment: label_noise, method: none, seed: 1}
   - - {experiment: random_label, method: none, seed: [[3, 4]], batch_size: 8}
 """
+LEAVE = "open('left', 'w')"
 
 
 @pytest.fixture
@@ -92,9 +93,6 @@ def python(tmp_path):
     return lambda code: [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {code}"]
 
 
-LEAVE = "open('left', 'w')"
-
-
 def test_a_failed_sweep_neither_hides_nor_sinks_the_others(python, tmp_path, capfd):
     assert train([python("raise SystemExit(3)"), python("raise SystemExit(75)"), python(LEAVE)]) == 1
     assert (tmp_path / "left").exists()
@@ -121,6 +119,9 @@ def test_a_budget_needs_a_unit(monkeypatch, capsys):
 
 
 def test_a_file_that_is_no_campaign_is_one_line(tiny):
+    assert len(load(tiny, ["seed=9"])[1]) == 3, "equal sweeps are one"
+    with pytest.raises(UserError, match="method=fier does not exist; did you mean 'fire'"):
+        load(tiny, ["method=fier"])
     Path(tiny).write_text("parts: [[")
     with pytest.raises(UserError, match="cannot be used: ParserError: while parsing a flow") as caught:
         load(tiny)

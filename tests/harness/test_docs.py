@@ -1,9 +1,7 @@
 """The documentation holds: its code runs, its commands and links exist, its tables are what commands print."""
 
-import contextlib
 import dataclasses
 import importlib
-import io
 import re
 import shlex
 import subprocess
@@ -25,6 +23,7 @@ from fire_core.methods import create
 from fire_core.targets.table import PRESETS
 from harness import campaign
 from harness.config import content_of, options
+from tests.architectures import show  # its import makes that of torchvision possible
 
 ROOT = Path(__file__).resolve().parents[2]
 CONCEPTS, HOW_TO = ROOT / "docs/concepts", ROOT / "docs/how-to"
@@ -157,8 +156,6 @@ def test_parallel_recipes(kind, tmp_path):
 @pytest.mark.reference
 @pytest.mark.parametrize("name", ["lightning", "transformers"])
 def test_framework_recipes(name, tmp_path):
-    import tests.architectures  # noqa: F401  (lets a broken torchvision import)
-
     library = pytest.importorskip("lightning.pytorch" if name == "lightning" else name)
     pytest.importorskip("accelerate")
     more = {}
@@ -198,10 +195,9 @@ def test_checkpoint_commands_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_file({"fc.weight": torch.randn(8, 6), "lm_head.weight": torch.randn(3, 8)}, "model.safetensors")
     (script,) = blocks(HOW_TO / "checkpoints.md", "bash")
-    with contextlib.redirect_stdout(io.StringIO()):
-        for line in script.splitlines():
-            program, *arguments = shlex.split(line)
-            assert program == "fire-core" and main(arguments) == 0, line
+    for line in script.splitlines():
+        program, *arguments = shlex.split(line)
+        assert program == "fire-core" and main(arguments) == 0, line
     assert (tmp_path / "fired.safetensors").exists()
 
 
@@ -231,15 +227,12 @@ def test_relative_links_lead_to_files(page):
 
 
 @pytest.mark.reference
-def test_the_table_of_architectures_is_what_the_command_prints():
-    from tests.architectures import show
-
+def test_the_table_of_architectures_is_what_the_command_prints(capsys):
     pytest.importorskip("transformers")
     pytest.importorskip("timm")
-    text, printed = (CONCEPTS / "architectures.md").read_text(), io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        show()
-    assert text.endswith(f"```text\n{printed.getvalue()}```\n"), "rerun the command at the top of the page"
+    show()
+    text, printed = (CONCEPTS / "architectures.md").read_text(), capsys.readouterr().out
+    assert text.endswith(f"```text\n{printed}```\n"), "rerun the command at the top of the page"
 
 
 def test_the_commands_of_the_campaign_page_are_understood():

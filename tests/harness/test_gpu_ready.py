@@ -1,6 +1,5 @@
 """Ready for a GPU, without one: on the pretended GPU of tests/pretended_gpu.py no run mixes devices, and in the steady inner
-loop the host reads nothing, or where it must. What is compiled has one shape. tests/library/test_cuda.py needs a real GPU.
-"""
+loop the host reads nothing, or where it must. What is compiled has one shape. test_cuda.py needs a real GPU."""
 
 import statistics
 import sys

@@ -22,15 +22,12 @@ def counting(self, step):
 Run.due = counting
 """
 WRITE = COUNT + "step_taken = lambda steps: open({path!r}, 'w').write(str(steps))"
-STOP = (
-    COUNT
-    + """
+STOP = """
 if {gently}:
     signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
 step_taken = lambda steps: steps == {steps} and signal.setitimer(signal.ITIMER_PROF, {seconds})
 step_taken(0)
 """
-)
 RUNS = {  # that of dqn saves rarely enough for the emulator and the replay to go back several steps
     "vision": "experiment=fig2a_cifar10_resnet18 method=snr",
     "language": "experiment=fig3_best method=muon model.dropout=0.1 phase_1.iterations=150 phase_2.iterations=150",
@@ -47,7 +44,8 @@ def stops(steps: int, seed: int) -> list[tuple[str, list[int]]]:
     draw, result = random.Random(seed), []
     for number in range(STOPS):
         gently, after = number % 3 == 2, 0 if number == 1 else draw.randint(1, max(1, steps // STOPS - 1))
-        code = STOP.format(gently=gently, steps=after, seconds=draw.uniform(0.01, 0.1 if after else 0.8))
+        seconds = draw.uniform(0.01, 0.1 if after else 0.8)
+        code = COUNT + STOP.format(gently=gently, steps=after, seconds=seconds)
         result.append((code, [75, 143] if gently else [-signal.SIGPROF]))
     return result
 

@@ -218,12 +218,11 @@ def test_checkpoints_execute_nothing(tmp_path):
 
 
 SHORT_WRITE = RuntimeError("[enforce fail at inline_container.cc:603] . unexpected pos 64 vs 0")
+FAILED = {"No space left": OSError(28, "No space left"), "of disk are free": SHORT_WRITE}
 
 
-@pytest.mark.parametrize(
-    "failure, words", [(OSError(28, "No space left"), "No space left"), (SHORT_WRITE, "of disk are free")]
-)
-def test_failed_save_keeps_the_old_checkpoint(tmp_path, monkeypatch, failure, words):
+@pytest.mark.parametrize("words, failure", FAILED.items())
+def test_failed_save_keeps_the_old_checkpoint(tmp_path, monkeypatch, words, failure):
     checkpoints.save(tmp_path, 1, {"a": 1})
     monkeypatch.setattr(torch, "save", Mock(side_effect=failure))
     with pytest.raises(UserError, match=f"cannot write checkpoint .*{words}"):

@@ -11,6 +11,7 @@ from itertools import islice
 from unittest.mock import Mock, call
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from training_scripts import compose_config
@@ -76,10 +77,8 @@ def test_corpora_of_two_tokenizers_too_few_tokens_and_half_a_manifest_are_refuse
     text = (folders[1] / "manifest.json").read_text()
     (folders[1] / "manifest.json").write_text(re.sub(r'(tokenizer_sha256": ")\w', r"\1-", text))
     places = [f"corpus.{name}.folder={folder}" for name, folder in zip("ab", folders)]
-    for more, said in (
-        ([], "different tokenizers"),
-        (["corpus.a.train_tokens=9000000"], "gives .* too few for"),
-    ):
+    mistakes = {"different tokenizers": [], "gives .* too few for": ["corpus.a.train_tokens=9000000"]}
+    for said, more in mistakes.items():
         with pytest.raises(UserError, match=said):
             open_corpora(compose_config("language", ["size=smoke", *places, *more]), World("cpu"))
     (folders[0] / "manifest.json").write_text(text.replace('"parts"', '"portions"'))
@@ -139,12 +138,8 @@ def test_tokenizers_know_their_size_and_end_and_cut_nothing_off(tmp_path):
 @pytest.fixture
 def pair(tmp_path):
     """Corpora whose ids tell where they are from: A counts up from 0, B from 1000."""
-    manifest = {
-        "tokenizer": {"name": "counting", "vocabulary": 1500, "end_of_text": 0},
-        "dtype": "uint16",
-        "made_from": {},
-    }
-    manifest["parts"] = {"train": {"tokens": 500}, "validation": {"tokens": 100}}
+    manifest = {"tokenizer": {"name": "counting", "vocabulary": 1500, "end_of_text": 0}, "dtype": "uint16"}
+    manifest |= {"made_from": {}, "parts": {"train": {"tokens": 500}, "validation": {"tokens": 100}}}
     for name, base in (("a", 0), ("b", 1000)):
         (folder := tmp_path / name).mkdir()
         (folder / "manifest.json").write_text(json.dumps(manifest | {"name": name}))
@@ -200,11 +195,8 @@ ROWS = [f"Row {i} of a corpus." if i % 3 else "" for i in range(3000)]
 
 
 def parquet(folder, texts=ROWS):
-    import pyarrow
-    from pyarrow.parquet import write_table
-
     folder.mkdir(parents=True)
-    write_table(pyarrow.table({"text": texts}), folder / "train-00000-of-00001.parquet")
+    pd.DataFrame({"text": texts}).to_parquet(folder / "train-00000-of-00001.parquet")
 
 
 @pytest.mark.parametrize("name", ["wikitext103", "openwebtext"])

@@ -23,10 +23,7 @@ def tokens(seed: int = 1) -> torch.Tensor:
 
 def copied_reference(net: Decoder) -> torch.nn.Module:
     """transformers' GPT-2 with our weights; its biases are zero and stay so, as ours has none."""
-    pytest.importorskip("transformers")
-    import transformers
-
-    shape = net.shape
+    transformers, shape = pytest.importorskip("transformers"), net.shape
     config = transformers.GPT2Config(
         vocab_size=shape.vocabulary, n_positions=shape.block, n_embd=shape.width, n_layer=shape.layers,
         n_head=shape.heads, activation_function="gelu", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,

@@ -120,14 +120,12 @@ def test_learning_rate_by_hand():
     assert [plan.rate(10), plan.rate(60), plan.rate(110)] == pytest.approx([1.0, 0.6, 0.2])
 
 
-@pytest.mark.parametrize(
-    "experiment, fork, shrink",
-    [("fig3_best", "best", 0.5), ("fig3_30k", "30000", 0.8), ("fig3_60k", "60000", 0.5)],
-)
-def test_paper_settings_number_by_number(experiment, fork, shrink, fidelity):
+@pytest.mark.parametrize("fork, shrink", [("best", 0.5), ("30k", 0.8), ("60k", 0.5)])
+def test_paper_settings_number_by_number(fork, shrink, fidelity):
+    experiment = f"fig3_{fork}"
     cfg = compose_config("language", [f"experiment={experiment}", "size=paper", "method=shrink_perturb"])
     released = {
-        "boundary.fork": fork, "optimizer_state": "clear", "corpus.a.name": "wikitext103",
+        "boundary.fork": fork.replace("k", "000"), "optimizer_state": "clear", "corpus.a.name": "wikitext103",
         "corpus.b.name": "openwebtext", "corpus.tokenizer": "gpt2", "model.layers": 12, "model.heads": 12,
         "model.width": 768, "model.block": 1024, "model.vocabulary": 50304, "model.dropout": 0.0,
         "model.bias": False, "model.tied": True, "phase_1.passes": 400, "phase_1.save_at": [30_000, 60_000],

@@ -7,7 +7,6 @@ import json
 import os
 import resource
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from fire_core.checkpoints.files import open_checkpoint
 from fire_core.checkpoints.targets import targets_of
 from fire_core.checkpoints.treat import spectra, treat_file
 from tests.architectures import small_language_model
+from tests.polar_cases import gaussian
 
 
 def make_net() -> nn.Module:
@@ -43,10 +43,7 @@ def make_tied() -> nn.Module:
 
 
 NET, TIED = f"{__name__}:make_net", f"{__name__}:make_tied"
-WEIGHTS = {
-    "a.weight": torch.randn(6, 4, generator=torch.Generator().manual_seed(0)),
-    "b.weight": torch.eye(5),
-}
+WEIGHTS = {"a.weight": gaussian(6, 4), "b.weight": torch.eye(5)}
 
 
 def run(*arguments: object) -> int:
@@ -314,14 +311,11 @@ def test_a_file_that_appears_while_the_weights_are_treated_is_not_overwritten(tm
     assert run("apply", source, out) == 2 and out.read_text() == "of another process"
 
 
-TRANSFORMERS = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
-
-
 @pytest.mark.reference
-@TRANSFORMERS
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize("torch_files", [False, True])
 def test_apply_on_a_folder_equals_fire_on_the_model(tmp_path, name, torch_files):
+    pytest.importorskip("transformers")
     model = small_language_model(name)
     old, new = tmp_path / "old", tmp_path / "new" / "model.safetensors"
     model.save_pretrained(old, max_shard_size="20KB")
@@ -341,8 +335,8 @@ def test_apply_on_a_folder_equals_fire_on_the_model(tmp_path, name, torch_files)
 
 
 @pytest.mark.reference
-@TRANSFORMERS
 def test_what_a_config_names_is_called_only_if_it_is_a_model_class(tmp_path):
+    pytest.importorskip("transformers")
     write({"a.weight": torch.randn(4, 4)}, tmp_path / "pytorch_model.bin")
     config = {"model_type": "gpt2", "architectures": ["GPT2Config"], "n_layer": 1}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -105,6 +105,7 @@ def test_plasticity_leaves_out_what_a_net_does_not_define_and_modes_alone():
 
 def net_of(function, **sizes):
     """A net with Linear layers of the given sizes; the first two units of each are silent."""
+    torch.manual_seed(0)
     net = Net(function, **{name: nn.Linear(*size) for name, size in sizes.items()})
     with torch.no_grad():
         for layer in net.children():
@@ -135,7 +136,6 @@ FOLLOWED |= {kind: lambda net, x, _, f=f: net.b(f(net.a(x))) for kind, f in ELEM
 
 @pytest.mark.parametrize("kind", FOLLOWED)
 def test_units_are_followed_to_their_reader(kind):
-    torch.manual_seed(0)
     net = net_of(FOLLOWED[kind], **{"a": (6, 8), "b": (8, 3)} | SIZES.get(kind, {}))
     figures = plasticity(net, (torch.randn(64, 6), 50 * torch.randn(64, 4)))
     dormant = {"crelu": 2 / 16, "densenet": 4 / 12}.get(kind, 2 / 8)
@@ -164,13 +164,11 @@ NOT_FOLLOWED = {  # what runs, its layers, the share that is dormant of what is 
 
 @pytest.mark.parametrize("forward, layers, dormant, unmeasured", NOT_FOLLOWED.values(), ids=NOT_FOLLOWED)
 def test_layers_that_cannot_be_measured_are_counted(forward, layers, dormant, unmeasured):
-    torch.manual_seed(0)
     figures = plasticity(net_of(forward, **layers), torch.randn(64, 6))
     assert (figures.get("dormant_share"), figures.get("unmeasured")) == (dormant, unmeasured)
 
 
 def test_features_are_read_by_the_layer_that_runs_last():
-    torch.manual_seed(0)
     net = net_of(lambda net, x: net.out(torch.relu(net.b(net.a(x)))), out=(64, 4), a=(10, 64), b=(64, 64))
     with torch.no_grad():
         net.b.weight[8:], net.b.bias[8:] = 0.0, 0.0

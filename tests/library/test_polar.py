@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fire_core import UserError
-from fire_core.solvers import exact as polar_exact
-from fire_core.solvers import kernels, schedules
+from fire_core.solvers import exact, kernels, schedules
 from fire_core.solvers.exact import solve_exact
 from fire_core.solvers.polar import STACK_BYTES, Polar, full_precision, polar, polynomial_steps
 from tests.polar_cases import deviation, gaussian, oracle, relative_error, spread, with_spectrum
@@ -150,8 +149,8 @@ def test_the_table_of_norms_is_what_the_solver_gives() -> None:
 
 
 def test_the_schedules_of_the_solver_cover_what_their_comments_say() -> None:
-    square = (polar_exact.LIFT, polar_exact.SETTLE), polar_exact.FINISH
-    for (steps, last), lower in ((square, 3e-3), ((polar_exact.TRIANGLE_RATIONAL, schedules.CUBIC), 0.04)):
+    square = (exact.LIFT, exact.SETTLE), exact.FINISH
+    for (steps, last), lower in ((square, 3e-3), ((exact.TRIANGLE_RATIONAL, schedules.CUBIC), 0.04)):
         values = np.geomspace(lower, 1, 200001)
         for step in steps:
             values = schedules.rational_value(values, step)
@@ -236,7 +235,7 @@ def test_rank_of_plateaus_is_decided_as_float64_decides_it(rational, shape, time
 
 
 def test_matrices_of_full_rank_need_no_svd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polar_exact, "polar_by_svd", None)
+    monkeypatch.setattr(exact, "polar_by_svd", None)
     for seed, smallest in enumerate((1e-4, 1e-5, 1e-6)):
         values = 0.1 + 0.9 * torch.rand(100, generator=torch.Generator().manual_seed(seed))
         values[-1] = smallest

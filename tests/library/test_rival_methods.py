@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn import functional
 
 from fire_core import UserError, attach, find_targets, reset_optimizer_state
+from fire_core.measure.dormancy import dormancy
 from fire_core.measure.plasticity import curvature, plasticity
 from fire_core.methods import create
 from fire_core.methods.dash import shrink
 from fire_core.methods.method import find_weights
 from fire_core.methods.muon import MuonAdam
-from fire_core.methods.redo import dormancy
 from fire_core.methods.spectral import first_vector, largest_singular_value
 from fire_core.methods.upgd import PerturbedDescent
 from fire_core.methods.weight_clipping import clip_weights
@@ -440,7 +440,6 @@ def test_an_optimizer_with_two_learning_rates_is_not_replaced_by_one_with_one(na
 
 
 def test_l2_er_keeps_the_inputs_of_training_steps_of_its_own_nets_alone():
-
     def body(inputs: int) -> nn.Sequential:
         return nn.Sequential(nn.Linear(inputs, 4), nn.ReLU(), nn.Linear(4, 2))
 

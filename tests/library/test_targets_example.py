@@ -170,7 +170,6 @@ def test_an_example_leaves_the_model_as_it_was_and_one_that_cannot_be_run_is_one
 
 
 def test_both_terms_of_a_sum_are_cut_as_the_sum_is() -> None:
-
     def gated_sum(net: Net, x: Tensor) -> Tensor:
         gate, up = (net.plain(x) + net.later(x)).chunk(2, dim=-1)
         return net.out(torch.sigmoid(gate) * up)
@@ -193,7 +192,6 @@ def test_a_weight_stays_out_that_the_example_does_not_reach_or_follow() -> None:
 
 
 def test_plain_layers_stay_one_matrix() -> None:
-
     def plain(net: Net, x: Tensor) -> Tensor:
         x = torch.relu_(net.norm(net.deep(net.stem(x)))).mean((2, 3))
         y = x + nn.functional.gelu(net.in_proj(x))

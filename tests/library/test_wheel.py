@@ -14,10 +14,8 @@ from safetensors.torch import save_file
 
 ROOT = Path(__file__).resolve().parents[2]
 # torch and what torch itself requires, numpy, safetensors
-ALONE = (
-    "torch torchgen functorch numpy numpy.libs safetensors sympy mpmath networkx jinja2 markupsafe filelock fsspec "
-    "typing_extensions.py nvidia triton"
-)
+ALONE = """torch torchgen functorch numpy numpy.libs safetensors sympy mpmath networkx jinja2 markupsafe filelock
+    fsspec typing_extensions.py nvidia triton"""
 CHECK = """
 import importlib, importlib.metadata, pkgutil, sys, time
 import torch

@@ -30,11 +30,9 @@ KINDS, CELLS = pytest.mark.parametrize("kind", ["conv", "vit"]), pytest.mark.par
 
 def worst(model: nn.Module, arrays: dict, prefix: str, leave_out: tuple[str, ...] = ()) -> float:
     """Largest difference between the model and the stored tensors `<prefix>.<name>`."""
-    return max(
-        largest(value, arrays[f"{prefix}.{key}"].reshape(value.shape))
-        for key, value in model.state_dict().items()
-        if f"{prefix}.{key}" in arrays and key not in leave_out
-    )
+    own, stored = model.state_dict(), tiny_nets.beginning(f"{prefix}.", arrays)
+    compared = [key for key in own if key in stored and key not in leave_out]
+    return max(largest(own[key], stored[key].reshape(own[key].shape)) for key in compared)
 
 
 def loaded(method: str, kind: str, at: str, phase: int = 1) -> tuple[dict, dict, nn.Module, State]:

@@ -81,16 +81,15 @@ def agrees(ours: nn.Module, known: dict[str, Tensor], name: str, tolerance: floa
 
 PLAIN = {"lr": 0.01, "weight_decay": 0.01, "adaptive": False}
 ADAPTIVE = {"lr": 0.001, "weight_decay": 0.001, "adaptive": True}
+NOISY = {"decay": 0.9, "sigma": 0.1}
 UPGD = {
     "upgd/mlp.global": {**PLAIN, "decay": 0.999, "sigma": 0.0},
-    "upgd/mlp.global_noise": {**PLAIN, "decay": 0.9, "sigma": 0.1},
+    "upgd/mlp.global_noise": {**PLAIN, **NOISY},
     "upgd_adaptive/mlp.clipping_repo": {**ADAPTIVE, "decay": 0.999, "sigma": 0.0},
     # twice the rate with half the weight decay: the factor 2 of the version for reinforcement learning
-    "upgd_adaptive/mlp.rl_noise": {
-        **ADAPTIVE, "lr": 0.002, "weight_decay": 0.0005, "decay": 0.9, "sigma": 0.1, "eps": 1e-5,
-    },
+    "upgd_adaptive/mlp.rl_noise": {**ADAPTIVE, **NOISY, "lr": 0.002, "weight_decay": 0.0005, "eps": 1e-5},
     "upgd_conv/conv.clipping_repo": {**ADAPTIVE, "decay": 0.999, "sigma": 0.0},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", UPGD)

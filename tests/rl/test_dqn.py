@@ -132,7 +132,8 @@ def test_exploration_draws_once_for_all_or_for_each(compat, together):
     assert (act(cfg, net, games, 0.0, stream) == 3).all()
 
 
-def trained():
+def trained(seed=0):
+    torch.manual_seed(seed)
     net = DQN(3, (14, 14), ((8, 4, 2), (8, 3, 1)), 16)
     state = State({"net": net}, initial=snapshot({"net": net}), phase=1)
     for p in net.parameters():
@@ -142,7 +143,6 @@ def trained():
 
 @pytest.mark.parametrize("name", ["fire", "shrink_perturb"])
 def test_the_experiment_treats_convolutions_and_resets_linear_layers(name):
-    torch.manual_seed(0)
     net, state = trained()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     create(**compose_config("dqn", ["experiment=fig4a_asterix", f"method={name}"]).method).boundary(state)
@@ -159,8 +159,7 @@ def test_the_experiment_treats_convolutions_and_resets_linear_layers(name):
 
 
 def test_measures_name_every_layer_and_stop_where_a_value_is_not_finite():
-    torch.manual_seed(0)
-    (net, _), (target, _) = trained(), trained()
+    (net, _), (target, _) = trained(), trained(1)
     probe, ours = random_batch(20, 14), Learner(net, target, 0.9)
     figures = measure_network(ours, probe)
     assert {"dormant_share", "feature_rank", "weight_norm", "dfi", "dfi_encoder.0.weight"} <= figures.keys()
@@ -171,7 +170,6 @@ def test_measures_name_every_layer_and_stop_where_a_value_is_not_finite():
 
 
 def test_windows_average_since_the_last_line_and_stop_at_a_bad_loss():
-    torch.manual_seed(0)
     net, _ = trained()
     net(torch.zeros(1, 4, 14, 14)).sum().backward()
     window = Window()

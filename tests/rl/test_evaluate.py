@@ -6,8 +6,7 @@ from rl.evaluate import play_episodes, play_steps
 
 
 class Alternating:
-    """Two environments play episodes of `lengths` in turn, each begins with another one; reward 1 a step, so the return is
-    the length."""
+    """Two environments play episodes of `lengths` in turn, each begins with another one; returns are lengths."""
 
     count = 2
 

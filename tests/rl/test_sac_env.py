@@ -52,7 +52,6 @@ def test_evaluation_counts_one_whole_episode_a_task_and_lets_ended_ones_rest():
 
 @pytest.mark.parametrize("name", ["Hopper-v5", "Humanoid-v5", "Pusher-v5", "h1-balance_simple-primitive-v0"])
 def test_a_restored_task_goes_on_bit_for_bit(name, tmp_path):
-
     def play(task: Task, steps: range) -> list:
         outcomes = []
         for step in steps:

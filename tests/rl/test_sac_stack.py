@@ -64,22 +64,13 @@ class Pool:
     def exit_code(self): return self.code
 harness.launch.Pool = Pool
 """
-STOPPED = """
-import signal
-from harness.runs import Run
-save = Run.save
-def stopping(self, step, parts, name=None):
-    save(self, step, parts, name)
-    if step >= 90 and self.stop_signal is None:
-        signal.raise_signal(signal.SIGTERM)
-Run.save = stopping
-"""
 
 
 def test_a_stack_is_killed_stops_resumes_and_has_the_folders_of_single_runs(tmp_path):
     sweep = ["-m", *SHORT, "steps=110", "midpoint=60", "method=none,fire"]
     stack, single = tmp_path / "stack", tmp_path / "single"
-    for before, expected in ((killed("step >= 80"), 9), (STOPPED, 75), ("", 0)):
+    stopped = killed("step >= 90 and self.stop_signal is None", "signal.raise_signal(signal.SIGTERM)")
+    for before, expected in ((killed("step >= 80"), 9), (stopped, 75), ("", 0)):
         line = [*sweep, "stack=2", "workers=true", f"run.root={stack}"]
         said = SCRIPT.run(line, IN_THIS_PROCESS + before, (expected,))
         assert "Traceback" not in said

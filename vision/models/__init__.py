@@ -21,9 +21,7 @@ MODELS: dict[str, Any] = {"resnet18": ResNet, "vit_tiny": ViT, "vgg16": VGG, "ml
 TIMM = "timm:"
 
 
-def build(
-    name: str, *, classes: int, channels: int, image_size: int, **settings: int | str | None
-) -> nn.Module:
+def build(name: str, *, classes: int, channels: int, image_size: int, **settings: Any) -> nn.Module:
     """Return a net with new weights (the default initialisation of its package, from the global generator).
 
     `name` is one of `MODELS`, or `timm:<name>` for a net of timm, which is imported on use. `settings` are the net's own

@@ -10,7 +10,6 @@ from fire_core.methods.method import MatrixView, register
 from fire_core.methods.muon import Muon, MuonAdam
 
 HEAD = ("hidden", "head")  # children of a net that are its head in the official code
-EPSILON = 1e-10
 
 
 class OwnShapeMuon(MuonAdam):
@@ -37,4 +36,4 @@ class OfficialMuon(Muon):
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
         body = {key: p for key, p in net.named_parameters() if key.split(".")[0] not in HEAD}
         views = {key: MatrixView(stacked=p.ndim == 3) for key, p in body.items() if p.ndim > 1}
-        return self.optimizer(net, views, default, EPSILON, OwnShapeMuon)
+        return self.optimizer(net, views, default, 1e-10, OwnShapeMuon)
