@@ -278,12 +278,10 @@ class Attached:
                 if len(rates) > 1:
                     told = ", ".join(str(rate) for rate, _ in rates)
                     raise UserError(
-                        f"{own} with one learning rate, and the groups of yours have {told}: give all the same"
+                        f"{own} with one rate: give all groups the same (groups of yours have {told})"
                     )
                 if any(group.get("maximize") for group in groups):
-                    raise UserError(
-                        f"{own}, which minimises, and yours has maximize=True: negate the loss instead"
-                    )
+                    raise UserError(f"{own}, which minimises: negate the loss in place of maximize=True")
                 self._built[name] = self.acting.build(net, self._own[name])
             self.state.optimizers[name] = self._built[name]
 

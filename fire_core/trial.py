@@ -140,8 +140,8 @@ class TrialResult:
     @property
     def idle(self) -> list[str]:
         """The methods that changed nothing, so that all their runs are those of "none"."""
-        ends = {name: np.array(each[: self.repeats])[:, -PARTS:] for name, each in self.scores.items()}
-        return [name for name in ends if name != "none" and np.array_equal(ends[name], ends["none"])]
+        ends = {name: [s for each in runs for s in each[-PARTS:]] for name, runs in self.scores.items()}
+        return [m for m in ends if m != "none" and all(a == b for a, b in zip(ends[m], ends["none"]))]
 
     def gains(self, method: str) -> np.ndarray:
         """Return the lead of `method` over "none", (repeats, scores): -inf where it diverged, inf where "none" alone did."""
@@ -156,7 +156,8 @@ class TrialResult:
         The intervals of all methods hold together with a probability of .95: Student's t with Bonferroni's correction. The
         variance is that of the residuals of method and repeat over all methods, or the method's own if that is larger.
         """
-        acting = [name for name in self.scores if name not in self.idle]
+        idle = self.idle
+        acting = [name for name in self.scores if name not in idle]
         ends = np.array([self.gains(name)[:, -1] for name in acting])  # (methods, repeats)
         if self.repeats < 2 or self.repeated or len(ends := ends[np.isfinite(ends).all(1)]) < 2:
             return math.inf
@@ -171,13 +172,16 @@ class TrialResult:
     def best(self) -> str | None:
         """The method with the largest gain among those whose interval lies above 0; "none" if all intervals lie below it;
         otherwise None: nothing is decided."""
-        mean = {n: self.gains(n)[:, -1].mean() for n in self.scores if n not in ("none", *self.idle)}
+        left_out = {"none", *self.idle}
+        compared = [name for name in self.scores if name not in left_out]
+        mean = {name: self.gains(name)[:, -1].mean() for name in compared}
         lost = [name for name in mean if mean[name] == math.inf and self.gains(name)[:, -1].min() > 0]
-        if ahead := lost or [name for name in mean if mean[name] > self.margin(name)]:
+        margins = {name: self.margin(name) for name in compared}
+        if ahead := lost or [name for name in mean if mean[name] > margins[name]]:
             ends = {name: np.array(self.scores[name])[: self.repeats, -1].mean() for name in ahead}
             sign = 1 if self.higher_is_better else -1  # of ends, which count where several are ahead by inf
             return max(ahead, key=lambda name: (mean[name], sign * ends[name]))
-        behind = [mean[name] < -self.margin(name) or mean[name] == -math.inf for name in mean]
+        behind = [mean[name] < -margins[name] or mean[name] == -math.inf for name in mean]
         return "none" if behind and all(behind) else None
 
     def rows(self) -> list[dict[str, Any]]:

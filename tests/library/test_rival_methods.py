@@ -431,7 +431,7 @@ def test_an_optimizer_with_two_learning_rates_is_not_replaced_by_one_with_one(na
         treatment.boundary(1)
     assert treatment.optimizer is adam
     adam.param_groups[1] |= {"lr": 0.01, "maximize": True}
-    with pytest.raises(UserError, match="which minimises, and yours has maximize=True"):
+    with pytest.raises(UserError, match="which minimises: negate the loss"):
         treatment.boundary(1)
     adam.param_groups[1]["maximize"] = False
     treatment.boundary(1)
