@@ -277,9 +277,7 @@ class Attached:
                 own = f"method {self.method.name!r} makes an optimizer of its own"
                 if len(rates) > 1:
                     told = ", ".join(str(rate) for rate, _ in rates)
-                    raise UserError(
-                        f"{own} with one rate: give all groups the same (groups of yours have {told})"
-                    )
+                    raise UserError(f"{own} with one rate, groups of yours have {told}: give all the same")
                 if any(group.get("maximize") for group in groups):
                     raise UserError(f"{own}, which minimises: negate the loss in place of maximize=True")
                 self._built[name] = self.acting.build(net, self._own[name])
