@@ -261,13 +261,13 @@ def pooled(table: pd.DataFrame) -> pd.DataFrame:
 def pool(found: pd.DataFrame) -> dict[str, float]:
     """Return the random-effects mean (DerSimonian-Laird) of effects with its Hartung-Knapp interval and p-value, and I²."""
     # not by statsmodels 0.15, whose tau² of panels that agree is negative, and so are then its weights
-    effect, variance, freedom = found["d"].to_numpy(), found["variance"].to_numpy(), len(found) - 1
+    d, variance, freedom = found["d"].to_numpy(), found["variance"].to_numpy(), len(found) - 1
     weight = 1 / variance
-    q = float(weight @ (effect - np.average(effect, weights=weight)) ** 2)
+    q = float(weight @ (d - np.average(d, weights=weight)) ** 2)
     between = max(0.0, (q - freedom) / (weight.sum() - weight @ weight / weight.sum()))
     weight = 1 / (variance + between)
-    mean = float(np.average(effect, weights=weight))
-    error = float((weight @ (effect - mean) ** 2 / freedom / weight.sum()) ** 0.5) or sys.float_info.min
+    mean = float(np.average(d, weights=weight))
+    error = float((weight @ (d - mean) ** 2 / freedom / weight.sum()) ** 0.5) or sys.float_info.min
     half, p = error * scipy_stats.t.ppf(0.975, freedom), 2 * scipy_stats.t.sf(abs(mean) / error, freedom)
     i2 = 1 - freedom / max(q, freedom)
     return {"mean": mean, "low": mean - half, "high": mean + half, "i2": i2, "p": float(p)}

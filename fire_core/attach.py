@@ -294,12 +294,11 @@ def _check_parameters(method: Method, state: State, renew: Renewal | None) -> No
                 raise UserError(
                     f"nets {owner!r} and {name!r} share {key!r}, which would be treated twice: let one of them hold it"
                 )
-        groups = [group for each in state.optimizers.values() for group in each.param_groups]
-        trained = {id(p) for group in groups for p in group["params"]} & {*map(id, net.parameters())}
-        if method.changes_structure and not renew and trained and name not in state.optimizers:
-            raise UserError(
-                f"method {method.name!r} adds weights to net {name!r}: give its optimizer that name, or attach(renew=...)"
-            )
+        if method.changes_structure and not renew and name not in state.optimizers:
+            groups = [group for each in state.optimizers.values() for group in each.param_groups]
+            if not {id(p) for group in groups for p in group["params"]}.isdisjoint(map(id, net.parameters())):
+                of = f"method {method.name!r} adds weights to net {name!r}"
+                raise UserError(f"{of}: give its optimizer that name, or attach(renew=...)")
         if name in state.optimizers and (method.changes_structure or method.changes_optimizer):
             held = {id(p) for group in state.optimizers[name].param_groups for p in group["params"]}
             if (method.changes_optimizer or not renew) and (other := len(held - known)):

@@ -12,7 +12,7 @@ from synthetic_runs import CELL, task_lines, warm_start_lines, write_run, write_
 from analysis import measures, plot, runs
 from analysis.export import export, thin
 from analysis.rendering import markdown, plain
-from analysis.runs import load, load_exported, open_results, settings
+from analysis.runs import load, load_exported, open_results, own_data, settings
 from fire_core.errors import UserError
 from harness import status
 from harness.runs.folders import read_config, without_seed
@@ -188,3 +188,11 @@ def test_own_runs_do_not_hide_the_committed_ones(root, tmp_path, monkeypatch, ca
     assert open_results("runs", "paper").runs.empty and not capsys.readouterr().err
     with pytest.raises(UserError, match="elsewhere"):
         open_results("elsewhere")
+
+
+def test_runs_on_other_data_do_not_replace_those_of_the_experiment(tmp_path):
+    for label, data in (("none", "cifar10"), ("none-data=svhn", "svhn")):
+        write_run(tmp_path, CELL, label, 1, warm_start_lines(0.5, len(data)), data=data)
+    assert len(settings(results := load(tmp_path))) == 2
+    assert [part.first["data"] for part in own_data(settings(results))] == ["cifar10"]
+    assert [part.first["data"] for part in own_data(settings(results.select(data="svhn")))] == ["svhn"]

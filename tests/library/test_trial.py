@@ -261,14 +261,10 @@ def test_verdicts():
     assert made(none=nan, fire=nan).best == "none"
     assert made(none=[1.0, 2.0, *nan[:1]], fire=level).best is None
     alone, beside = (
-        made(none=level, cap=(cap := [1.0, 1.2, 1.1])),
-        made(none=level, cap=cap, redo=level, cbp=level),
+        made(none=level, cap=[1.0, 1.2, 1.1], **more) for more in ({}, {"redo": level, "cbp": level})
     )
-    assert (
-        beside.idle == ["redo", "cbp"]
-        and "changed nothing" in str(beside)
-        and beside.margin() == alone.margin()
-    )
+    assert beside.idle == ["redo", "cbp"] and "changed nothing" in str(beside)
+    assert beside.margin() == alone.margin()
 
 
 def mlp(bias):

@@ -207,7 +207,8 @@ def test_effective_rank():
         features = known[f"{case}.features"].clone().requires_grad_(True)
         rank = effective_rank(torch.linalg.svdvals(features.double()), 1e-8)
         rank.backward()
-        assert abs(rank.item() - float(known[f"{case}.effective_rank"])) < 1e-5
+        wanted = float(known[f"{case}.effective_rank"])
+        assert abs(rank.item() - wanted) < min(1e-5, 1e-6 * wanted)
         assert largest(features.grad, known[f"{case}.gradient"]) < 2e-6
 
 
