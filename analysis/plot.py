@@ -177,12 +177,10 @@ def provenance(runs: pd.DataFrame) -> str:
     return "; ".join(words) + (f"; {changed} of {len(done)} runs from a changed checkout" if changed else "")
 
 
-def save(
-    figure: Figure, stem: Path, formats: Sequence[str], caption: str, parts: list[Results]
-) -> list[Path]:
+def save(figure: Figure, stem: Path, formats: Sequence[str], caption: str, runs: list[Results]) -> list[Path]:
     """Write `stem`.png and so on with caption and provenance inside, but no dates, and `stem`.md; return the paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    source = provenance(pd.concat([part.runs for part in parts]))
+    source = provenance(pd.concat([part.runs for part in runs]))
     title, about = {"Title": stem.name}, f"{caption} {source}"
     told = {"svg": title | {"Description": about, "Date": None, "Creator": None}}
     told["pdf"] = title | {"Subject": about, "CreationDate": None, "Producer": None}

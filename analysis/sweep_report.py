@@ -1,13 +1,11 @@
 """Table and figure of one sweep, with a list of the runs that are missing."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from analysis import claims, estimates, measures, names, plot, tables
+from analysis import claims, estimates, names, plot, tables
 from analysis.figures import CAPTIONS, curves
 from analysis.rendering import gain_text, markdown, p_text
 from analysis.runs import Results, settings
@@ -19,9 +17,7 @@ NOTE = (
     "Intervals are 95 %, Student's t over seeds; differences are paired by seed (same data order, same first weights). The "
     "p-values are corrected over the comparisons of a panel after Holm (docs/concepts/statistics.md)."
 )
-SHOWN = 2  # panels whose curves are shown on a terminal
 NO_VERDICT = "no verdict: no comparison that is judged is between two of these methods at their own settings"
-WIDTH, BARS = 60, "▁▂▃▄▅▆▇█"  # of a curve in characters
 
 
 def show(results: Results, experiments: Sequence[str], root: Path, size: str) -> list[str]:
@@ -48,13 +44,9 @@ def show(results: Results, experiments: Sequence[str], root: Path, size: str) ->
         figure = curves.draw_probes(parts)
         [picture, _] = plot.save(figure, out / "figure", ["png"], CAPTIONS["probes"], parts)
         print("\n" + "\n".join(line for line in text.splitlines() if line))
-        if sys.stdout.isatty():
-            print("\n".join(curves_of(part) for part in parts[:SHOWN]))
         print(f"figure: {picture}, beside table.md and estimates.csv")
         if changed := sum(len({*part.methods} - {*part.plain.methods}) for part in parts):
-            print(
-                f"figure and verdicts leave out {changed} labels with changed settings, which the table has"
-            )
+            print(f"figure and verdicts leave out {changed} labels of changed settings, which the table has")
         print("\n".join(sentences(claims.verdicts(results, "all"))) or NO_VERDICT)
     return wrong
 
@@ -65,26 +57,6 @@ def section(part: Results, rows: pd.DataFrame) -> str:
     for metric, title in rows.drop_duplicates("metric").set_index("metric")["measure"].items():
         text += f"\n### {title[0].upper()}{title[1:]}\n\n{markdown(tables.ends(rows, metric))}\n"
     return text
-
-
-def curves_of(part: Results) -> str:
-    """Return the mean curves of one setting, one line each: of the methods of interest or else of the first six."""
-    measure, looks = measures.of(part)[0], names.looks(part)
-    rows, unit, *_ = curves.points(part.plain, measure)
-    labels = [label for label in looks if label in set(rows["label"])]
-    shown = [label for label in labels if label in plot.INTEREST] or labels[:6]
-    means = {looks[label].name: rows[rows["label"] == label].groupby("x")["value"].mean() for label in shown}
-    low, high = pd.concat(means).agg(["min", "max"])
-    x = np.linspace(rows["x"].min(), rows["x"].max(), WIDTH)
-    lines = [f"{part.first['experiment']}: {measure.axis} against {unit}, from {low:.3g} to {high:.3g}"]
-    share = {name: (line - low) / ((high - low) or 1) for name, line in means.items()}
-    return "\n".join(lines + [f"{bars(line, x)} {name}" for name, line in share.items()])
-
-
-def bars(line: pd.Series, x: np.ndarray) -> str:
-    """Return a curve (index: x in ascending order, values from 0 to 1) at places `x`, with a blank where it has no value."""
-    levels = np.interp(x, line.index, line, left=np.nan, right=np.nan)
-    return "".join(" " if np.isnan(level) else BARS[round(level * (len(BARS) - 1))] for level in levels)
 
 
 def sentences(compared: pd.DataFrame) -> list[str]:

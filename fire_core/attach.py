@@ -14,13 +14,13 @@ from torch.optim import Optimizer
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.methods.method import NEEDS, Method
-from fire_core.optim_state import check_policy, reset_optimizer_state
+from fire_core.optim_state import check_policy, copies_follow, reset_optimizer_state
 from fire_core.report import Report
 from fire_core.seeding import derive, kept_chance
 from fire_core.state import State, snapshot
 from fire_core.targets import check_module, shorten
 from fire_core.targets.model_targets import identity
-from fire_core.wrapped_models import reshard, unwrap_with
+from fire_core.wrapped_models import reshard, unwrap, unwrap_with
 
 IDLE = Method()  # acts in place of a method before its first phase
 Renewal = Callable[[], Mapping[str, Optimizer]]
@@ -33,7 +33,7 @@ def attach(
     *,
     initial: Mapping[str, Any] | None = None,
     loss: Callable[[Any, Any], Tensor] | None = None,
-    batches: Callable[[], Iterable[Any]] | None = None,
+    batches: Callable[[], Iterable[Any]] | Iterable[Any] | None = None,
     followers: Sequence[tuple[nn.Module, nn.Module]] = (),
     optimizer_state: str = "clear_changed",
     renew: Renewal | None = None,
@@ -50,7 +50,7 @@ def attach(
             some methods replace them.
         initial: a copy of the state dict of the starting weights, or net name -> copy; by default of the present ones.
         loss: (output, target) -> scalar, for methods that take gradients of their own.
-        batches: returns a new iterator of (inputs, targets) of the phase that comes, for methods that look at data.
+        batches: (inputs, targets) of the phase that comes, for methods that look at data, or a function that returns them.
         followers: (target network, its source) pairs; a follower is copied from its source after a treatment.
         optimizer_state: "clear_changed", "clear" or "keep": what `reset_optimizer_state` does at a boundary.
         renew: returns new optimizers after a method has added modules; by default, ones like the old, with their memory.
@@ -68,7 +68,8 @@ def attach(
     if lacking := nets.keys() - (initial or nets):
         raise UserError(f"initial lacks the weights of net {min(lacking)!r}: give net name -> state dict")
     start = {name: dict(values) for name, values in (initial or snapshot(nets)).items()}
-    state = State(dict(nets), dict(optimizers or {}), [*followers], start, batches, loss, compiled=compiled)
+    data = batches if callable(batches) or batches is None else lambda: cast(Iterable[Any], batches)
+    state = State(dict(nets), dict(optimizers or {}), [*followers], start, data, loss, compiled=compiled)
     method = method if isinstance(method, Method) else create(method)
     attached = Attached(method, state, optimizer_state, renew, seed)
     attached.saves_initial = method.takes_initial and initial is None
@@ -92,10 +93,8 @@ class Attached:
 
     saves_initial = False  # True: checkpoints hold the starting weights
 
-    def __init__(
-        self, method: Method, state: State, optimizer_state: str, renew: Renewal | None, seed: int
-    ) -> None:
-        check_policy(optimizer_state)
+    def __init__(self, method: Method, state: State, policy: str, renew: Renewal | None, seed: int) -> None:
+        check_policy(policy)
         has: dict[str, Any] = {"batches": state.batches, "loss": state.loss}
         has["optimizers"] = state.nets.keys() & state.optimizers
         for need in sorted(method.needs & has.keys()):
@@ -112,7 +111,7 @@ class Attached:
         reset_optimizer_state(state.optimizers, "keep", [])  # is refused now rather than at a boundary
         _check_parameters(method, state, renew)
         self.method, self.state, self.seed = method, state, seed
-        self.optimizer_state, self.renew = optimizer_state, renew
+        self.optimizer_state, self.renew = policy, renew
         self._own = dict(state.optimizers)  # the caller's optimizers, which a method may replace
         self._built: dict[str, Optimizer] = {}  # by the method
         self._has_gradients = self._has_penalty = self._evaluating = False
@@ -157,7 +156,7 @@ class Attached:
         report.method = self.method.name
         if report.changed:
             for target, source in state.followers:
-                target.load_state_dict(source.state_dict())
+                unwrap(target).load_state_dict(unwrap(source).state_dict())
         changed = [*([] if renews else report.parameters), *(also() if also else ())]
         policy = self.acting.optimizer_state or self.optimizer_state
         reset_optimizer_state(state.optimizers, policy, changed)
@@ -193,11 +192,13 @@ class Attached:
             raise UserError(f"method {self.method.name!r} adds to the loss of every step: call penalty()")
         if type(acting).after_step is not Method.after_step:
             left_out = skipped() if callable(skipped) else skipped
-            (acting.after_skip if left_out else acting.after_step)(state)
+            with copies_follow(state.optimizers.values()):
+                (acting.after_skip if left_out else acting.after_step)(state)
 
     def after_pass(self) -> None:
         """Call it after each pass over the data of the phase."""
-        self.acting.after_pass(self._training())
+        with copies_follow(self._training().optimizers.values()):
+            self.acting.after_pass(self.state)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -253,9 +254,7 @@ class Attached:
     def _training(self) -> State:
         """Return the state. Raises UserError in a block of `evaluating`, whose weights may not be those that train."""
         if self._evaluating:
-            raise UserError(
-                "treat, train, save and load outside of evaluating(): its weights may be averages"
-            )
+            raise UserError("treat, train, save and load outside evaluating(): its weights may be averages")
         return self.state
 
     def _renew(self) -> None:

@@ -43,9 +43,7 @@ def write_atomic(path: Path, text: str) -> None:
         file.write(text)
 
 
-def load_torch(
-    path: Path, remedy: str = "fetch it again, or save the weights alone", mapped: bool = True
-) -> Any:
+def load_torch(path: Path, remedy: str = "fetch it again, or save weights alone", mapped: bool = True) -> Any:
     """Return what `torch.save` wrote, on the CPU and `mapped`. Code in the file is not run.
 
     torch.load checks no checksum and maps compressed records as if they were not, so both are checked here. Raises

@@ -10,6 +10,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from itertools import chain, groupby
 from operator import itemgetter
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Adadelta, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from fire_core.errors import UserError
 from fire_core.report import Report
@@ -25,9 +26,10 @@ from fire_core.report import Report
 POLICIES = ("keep", "clear", "clear_changed")
 # methods that save or switch an optimizer: neither what it starts with nor what it remembers
 NO_TRAINING = {"__setstate__", "load_state_dict", "state_dict", "train", "eval"}
-# attributes that are looked at elsewhere, and a workspace of apex
-NO_MEMORY = {"param_groups", "state", "defaults", "_dummy_overflow_buf"}
+# attributes that are looked at elsewhere, a workspace of apex, and tables of bitsandbytes
+NO_MEMORY = {"param_groups", "state", "defaults", "_dummy_overflow_buf", "name2qmap"}
 ORIGIN = "x0"  # the copy that MADGRAD and D-Adaptation compute new weights from: it cannot follow a change
+CAPTURED = {Adadelta, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop}  # a CUDA graph may hold what they remember
 UNKNOWN, ABSENT = object(), object()
 
 
@@ -255,6 +257,16 @@ def copies_in(nest: list[Any]) -> list[tuple[str, Tensor, Tensor]]:
     return found
 
 
+@contextmanager
+def copies_follow(optimizers: Iterable[Any]) -> Iterator[None]:
+    """Write the entries of weights that the body changes into the optimizers' copies of them, such as float32 masters."""
+    copies = [found[1:] for optimizer in optimizers for found in copies_in(nest_of(optimizer))]
+    before = [(p, held, p.detach().clone(), held.clone()) for p, held in copies]
+    yield
+    for p, held, old, kept in before:
+        held.data.copy_(torch.where(p == old, kept, p.to(kept)))
+
+
 def _counters(part: Any) -> list[tuple[dict[str, Any], str, Any]]:
     """Return (group or attributes, key, first value) of the counters of an optimizer; ABSENT: it starts without.
 
@@ -292,9 +304,10 @@ def _forget(part: Any, counters: list[Any], everything: bool, chosen: set[int]) 
         for parameter in group["params"]:
             if parameter in part.state and (id(group) in restarting or id(parameter) in chosen):
                 entry = part.state.pop(parameter)
-                if kept := {key: value for key, value in entry.items() if key in memory.kept}:
+                captured = group.get("capturable") and type(part) in CAPTURED
+                if kept := {key: value for key, value in entry.items() if captured or key in memory.kept}:
                     part.state[parameter] = kept
-                started = {"sum": group.get("initial_accumulator_value", 0.0)}  # of Adagrad
+                started = {"sum": group.get("initial_accumulator_value", 0.0), "mu_product": 1.0}
                 for key, value in kept.items():
                     if isinstance(value, Tensor) and key not in memory.copies:
                         value.fill_(started.get(key, 0.0))

@@ -82,10 +82,21 @@ def trial(
         raise UserError(f"methods: two have the same name in {', '.join(named)}: give label -> method")
     chosen = {n: m if isinstance(m, Method) else create(m) for n, m in {"none": "none", **named}.items()}
     _check(chosen, nets, optimizer, starts, loss, batches, steps, repeats)
+    following = followers or {}
+    if unknown := {*following, *following.values()} - nets.keys():
+        raise UserError(f"followers names {min(unknown)!r}: the networks are {', '.join(nets)}")
     result = TrialResult({m: [] for m in chosen}, dict.fromkeys(chosen, 0.0), steps, score is not None)
     options: dict[str, Any] = {"initial": starts, "loss": loss, "optimizer_state": optimizer_state}
-    following, runs = followers or {}, set[str]()  # scores and data of "none"
+    runs = set[str]()  # scores and data of "none"
     own = [(p, p._version, p.grad) for n in nets.values() for p in n.parameters() if not p.is_inference()]
+
+    def branch(method: Method) -> list[float]:  # its copies are gone when it returns
+        copies, optimizers = _copy(nets, optimizer)
+        pairs = [(copies[target], copies[of]) for target, of in following.items()]
+        treated = {key: net for key, net in copies.items() if key not in following}
+        treatment = attach(deepcopy(method), treated, optimizers, followers=pairs, **options)
+        return _train(treatment, copies["net"] if single else copies, several, step, score, data)
+
     with kept_chance(_generators(batches)):
         try:
             for repeat in range(repeats):
@@ -94,12 +105,7 @@ def trial(
                 options |= {"batches": lambda data=data: (batch for batch, _ in data), "seed": chance}
                 for name, method in chosen.items():
                     began = time.perf_counter()
-                    copies, optimizers = _copy(nets, optimizer)
-                    options["followers"] = [(copies[target], copies[of]) for target, of in following.items()]
-                    treated = {key: net for key, net in copies.items() if key not in following}
-                    treatment = attach(deepcopy(method), treated, optimizers, **options)
-                    model = copies["net"] if single else copies
-                    scores = _train(treatment, model, several, step, score, data)
+                    scores = branch(method)
                     if any(p._version != version or p.grad is not grad for p, version, grad in own):
                         raise UserError("step has trained the model of trial() itself, not its argument")
                     result.scores[name].append(scores)
@@ -230,6 +236,8 @@ def _check(
     check_nets(nets, initial)
     if any(replicas_in(net) or is_sharded(net.parameters()) for net in nets.values()):
         raise UserError("trial works in one process: give the network inside DistributedDataParallel or FSDP")
+    if not isinstance(optimizer, Optimizer | Mapping):
+        raise UserError(f"optimizer is a {type(optimizer).__name__}: give one, or name -> optimizer")
     parameters = {name: p for net in nets.values() for name, p in net.named_parameters()}
     hooked = [n for n, p in parameters.items() if p._backward_hooks or p._post_accumulate_grad_hooks]
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer.values()
@@ -240,8 +248,8 @@ def _check(
             f"a copy would lose the hooks of {of}: remove them (wandb.unwatch), and if they change gradients or weights, do "
             "that in step"
         )
-    if steps < PARTS or repeats < 2:
-        raise UserError(f"steps={steps}, repeats={repeats}: give at least {PARTS} steps and 2 repeats")
+    if not isinstance(steps, int) or steps < PARTS or repeats < 2:
+        raise UserError(f"steps={steps}, repeats={repeats}: give at least {PARTS} whole steps and 2 repeats")
     if isinstance(batches, Iterator):
         raise UserError("batches is an iterator, read only once: give a list, a DataLoader or a function")
     for label, method in methods.items():
@@ -289,8 +297,8 @@ def _train(treatment: Attached, model: Any, several: bool, step: Any, score: Any
     scores = [measured()]
     hooks = _act_at_steps(treatment, several)
     with seeded(seed):
-        for number, (batch, last) in enumerate(data, 1):
-            value = step(model, treatment.optimizers if several else treatment.optimizer, batch)
+        for number, (batch, last) in enumerate(data, 1):  # of which the other branches see the same
+            value = step(model, treatment.optimizers if several else treatment.optimizer, deepcopy(batch))
             treatment.after_step()
             if last:
                 treatment.after_pass()

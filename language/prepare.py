@@ -11,6 +11,7 @@ end-of-text id. The tokenizer uses all cores, or as many as RAYON_NUM_THREADS sa
 import json
 import lzma
 import sys
+import zlib
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterable
 from itertools import islice
@@ -23,7 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fire_core.errors import UserError, clean_exit
-from fire_core.files import write_atomic, written_aside
+from fire_core.files import remove_torn, write_atomic, written_aside
 from harness.runs.folders import FolderLock
 from language.data import PARTS, read_manifest
 from language.sources import PUBLISHED_TOKENS, SHIPPED, Source, open_source
@@ -62,6 +63,7 @@ def prepare(
 def _write(
     source: Source, tokenizer: TextTokenizer, folder: Path, made_from: dict[str, Any], progress: bool
 ) -> None:
+    remove_torn(folder)
     dtype = "uint16" if tokenizer.vocabulary <= 2**16 else "uint32"
     known = {key: getattr(tokenizer, key) for key in ("name", "vocabulary", "end_of_text")}
     manifest: dict[str, Any] = {"name": source.name, "source": made_from["source"], "tokenizer": known}
@@ -117,5 +119,5 @@ if __name__ == "__main__":
     with clean_exit():
         try:
             main()
-        except (EOFError, lzma.LZMAError, UnicodeDecodeError) as problem:
+        except (EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError) as problem:
             raise UserError(str(problem)) from problem

@@ -200,11 +200,9 @@ class FlatReplay:
     def __len__(self) -> int:
         return min(self.count, len(self.rows))
 
-    def add(
-        self, observation: Array, action: Array, reward: float, following: Array, terminated: bool
-    ) -> None:
+    def add(self, observed: Array, action: Array, reward: float, following: Array, terminated: bool) -> None:
         """Store one step; `following` of an ended episode is its true last observation."""
-        values = observation, action, [reward], following, [terminated]
+        values = observed, action, [reward], following, [terminated]
         self.rows[self.count % len(self.rows)] = np.concatenate(values, dtype=np.float32, casting="unsafe")
         self.count += 1
 

@@ -90,8 +90,12 @@ def check(cfg: DictConfig) -> None:
     setting that the network does not have."""
     own_settings(**cfg.model)
     phases = phase_count(**OmegaConf.to_container(cfg.protocol))
-    if cfg.schedule == "official" and cfg.warmup_share not in (0, 0.1):
+    if cfg.schedule == "official" and cfg.warmup_share != 0.1:
         raise UserError(f"warmup_share={cfg.warmup_share} needs schedule=ours, which reads it")
+    if cfg.gradual and cfg.protocol.name == "permuted":
+        raise UserError(
+            f"gradual={cfg.gradual} has no effect: the phases of protocol=permuted share their images"
+        )
     for name in ("protocol.epochs", "warmup_share", "eval_every"):
         value = OmegaConf.select(cfg, name)
         if OmegaConf.is_list(value) and len(value) != phases:

@@ -45,9 +45,8 @@ def moments(cls: type[Method]) -> str:
 def table() -> str:
     """Return all methods as a Markdown table: what each changes, when, its source, and what proves that it is that."""
     rows = [("method", "in figures", "what it does", "when", "source", "proven by"), ("---",) * 6]
-    rows += [
-        (f"`{n}`", title(n), c.summary, moments(c), c.source, c.proven_by) for n, c in available().items()
-    ]
+    known = available().items()
+    rows += [(f"`{n}`", title(n), c.summary, moments(c), c.source, c.proven_by) for n, c in known]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

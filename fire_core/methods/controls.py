@@ -1,7 +1,7 @@
 """Controls that separate the parts of FIRE: the norms of the weights, their directions, and the flat spectrum.
 
-The options of the functions are `targets`, `degenerate`, `min_norm` and `initial` of `fire`, and so are the Report that they
-return and the errors that they raise.
+The other options of the functions are `targets`, `degenerate`, `min_norm` and `initial` of `fire`, and so are the Report
+that they return and the errors that they raise.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,9 @@ from fire_core.targets import Target
 ITERATIONS, NORMALIZE = FireSettings.iterations, FireSettings.normalize
 
 
-def control(
-    model: nn.Module, treatment: Treatment, name: str, targets: Any = "all", **options: Any
-) -> Report:
+def control(model: nn.Module, treatment: Treatment, name: str, targets: Any = "all", **others: Any) -> Report:
     """Run `treatment` on the targets of `model` and return the report under the name of a control."""
-    return treat_model(model, table_of(model, targets), treatment, action=name, method=name, **options)
+    return treat_model(model, table_of(model, targets), treatment, action=name, method=name, **others)
 
 
 def with_norm_of(stack: Tensor, matrices: Tensor) -> Tensor:
@@ -37,7 +35,7 @@ def with_norm_of(stack: Tensor, matrices: Tensor) -> Tensor:
 
 
 def rescale(
-    model: nn.Module, *, iterations: int = ITERATIONS, normalize: str = NORMALIZE, **options: Any
+    model: nn.Module, *, iterations: int = ITERATIONS, normalize: str = NORMALIZE, **others: Any
 ) -> Report:
     """Scale every target of `model` to the Frobenius norm that `fire` would give it, in place.
 
@@ -48,7 +46,7 @@ def rescale(
         goal = polar(stack, "newton_schulz", iterations=iterations, normalize=normalize).factor
         return Treated(with_norm_of(goal * official_scales(group, stack), stack))
 
-    return control(model, treat, "rescale", **options)
+    return control(model, treat, "rescale", **others)
 
 
 def keep_norm(
@@ -57,7 +55,7 @@ def keep_norm(
     solver: str = "exact",
     iterations: int = ITERATIONS,
     normalize: str = NORMALIZE,
-    **options: Any,
+    **others: Any,
 ) -> Report:
     """Replace every target W of `model` by its polar factor, scaled to the Frobenius norm of W, in place.
 
@@ -68,12 +66,10 @@ def keep_norm(
         factor, *figures = polar(stack, solver, iterations=iterations, normalize=normalize)
         return Treated(with_norm_of(stack, factor), None, *figures)
 
-    return control(model, treat, "keep_norm", **options)
+    return control(model, treat, "keep_norm", **others)
 
 
-def random_orthogonal(
-    model: nn.Module, *, generator: torch.Generator | None = None, **options: Any
-) -> Report:
+def random_orthogonal(model: nn.Module, *, generator: torch.Generator | None = None, **others: Any) -> Report:
     """Replace every target of `model` by a random orthogonal matrix with the official scale of `fire`, in place.
 
     Each matrix is drawn on the CPU from the Haar measure (QR of a Gaussian matrix, with positive diagonal of R). Its
@@ -94,7 +90,7 @@ def random_orthogonal(
         scale = official_scales(group, stack)
         return Treated(factor * scale, scale)
 
-    return control(model, treat, "random_orthogonal", **options)
+    return control(model, treat, "random_orthogonal", **others)
 
 
 @register

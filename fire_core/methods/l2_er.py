@@ -100,6 +100,8 @@ class L2ER(LayerMethod):
         for inputs in self.recorders.values():
             inputs.new = []
 
+    after_evaluation = after_skip  # whose passes may be in training mode
+
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"kept": {name: each.kept for name, each in self.recorders.items()}}
 

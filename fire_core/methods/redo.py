@@ -65,7 +65,7 @@ class ReDo(ForgetfulUnitMethod):
 
     def _some_inputs(self, state: State, name: str) -> list[Any]:
         taken, parts = 0, []
-        # other samples each time, and the random streams of the training stay as they are
+        # the random streams of the training stay as they are
         with seeded(stream_of(state, self.name, self.counts["steps"]).initial_seed()):
             for inputs in coming_inputs(state.batches, name, self.name):
                 parts.append(inputs)

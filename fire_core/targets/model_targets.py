@@ -67,8 +67,8 @@ def match_parameters(model: nn.Module, rule: str | Sequence[str] | Callable[[Tar
     Raises: UserError if the rule matches nothing.
     """
     table = list_targets(model)
-    # a layer whose weight may hold several matrices is one layer
-    whole = TargetTable(replace(t, included=True) if t.kind in ("unclear", "conv") else t for t in table)
+    layers = ("unclear", "conv")  # with all of their matrices
+    whole = TargetTable(replace(t, included=t.reason != FROZEN) if t.kind in layers else t for t in table)
     whole.head_known = table.head_known
     modules = {target.module for target in select(whole, rule, matrices_only=False)}
     if not modules:
@@ -101,7 +101,7 @@ def list_targets(model: nn.Module, *, example: Any = None) -> TargetTable:
     for place in places:
         frozen = some_train and not place.parameter.requires_grad
         for target in _targets(place, _without_matrix(place) or layout_of(place, traced)):
-            leave = frozen and target.included
+            leave = frozen and (target.included or target.kind == "unclear")
             table.append(replace(target, included=False, reason=FROZEN) if leave else target)
     return table
 

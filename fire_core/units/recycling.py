@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError
+from fire_core.optim_state import copies_follow
 from fire_core.units.graph import Entries, UnitLayer, incoming, outgoing
 
 # half widths of uniform laws, times the root of fan_in; the default is PyTorch's own, for Linear and convolutions
@@ -72,33 +74,43 @@ def recycle(
     if why := why_not(net, layer):
         raise UserError(f"the units of {layer.name!r} cannot be replaced: it {why}")
     optimizers = list(optimizers)
+    for entries in (*incoming(net, layer), *outgoing(net, layer)):
+        _moments(optimizers, entries)  # raises what it raises before anything is changed
 
     def change(entries: Entries, values: Tensor | float) -> None:
         entries.write(values, chosen=chosen)
         clear_moments(optimizers, entries, chosen)
 
-    for entries in incoming(net, layer):
-        old = entries.read(chosen=chosen)
-        if initial is not None:
-            change(entries, entries.read(initial[entries.name], chosen))
-        else:
-            change(entries, draw(law, old.shape, generator) if old.ndim > 1 else 0.0)
-    for name in layer.norms:
-        channels = layer.columns_in(name)[:, 0]
-        for key, value in {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}.items():
-            tensor = getattr(net.get_submodule(name), key, None)
-            if isinstance(tensor, Tensor) and tensor.ndim:
-                change(Entries(f"{name}.{key}", tensor, tuple(range(tensor.ndim)), channels), value)
-    for entries in outgoing(net, layer):
-        change(entries, 0.0)
+    with copies_follow(optimizers):
+        for entries in incoming(net, layer):
+            old = entries.read(chosen=chosen)
+            if initial is not None:
+                change(entries, entries.read(initial[entries.name], chosen))
+            else:
+                change(entries, draw(law, old.shape, generator) if old.ndim > 1 else 0.0)
+        for name in layer.norms:
+            channels = layer.columns_in(name)[:, 0]
+            for key, value in {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}.items():
+                tensor = getattr(net.get_submodule(name), key, None)
+                if isinstance(tensor, Tensor) and tensor.ndim:
+                    change(Entries(f"{name}.{key}", tensor, tuple(range(tensor.ndim)), channels), value)
+        for entries in outgoing(net, layer):
+            change(entries, 0.0)
     return len(chosen)
 
 
-def clear_moments(
-    optimizers: Iterable[Optimizer], entries: Entries, chosen: Tensor | slice = slice(None)
-) -> None:
-    """Set what optimizers remember of the entries of the units `chosen` (default: all) to 0, copies of weights included."""
-    for optimizer in optimizers:
-        for value in optimizer.state.get(entries.parameter, {}).values():
-            if isinstance(value, Tensor) and value.shape == entries.parameter.shape:
-                entries.write(0.0, value, chosen)
+def clear_moments(optimizers: Iterable[Optimizer], entries: Entries, chosen: Any = slice(None)) -> None:
+    """Set what optimizers remember of the entries of the units `chosen` (default: all) to 0, copies of weights included.
+
+    Raises UserError for an optimizer that stores it in 8 bits.
+    """
+    for moments in _moments(optimizers, entries):
+        entries.write(0.0, moments, chosen)
+
+
+def _moments(optimizers: Iterable[Optimizer], entries: Entries) -> list[Tensor]:
+    held = [each for o in optimizers for each in o.state.get(entries.parameter, {}).values()]
+    found = [each for each in held if isinstance(each, Tensor) and each.shape == entries.parameter.shape]
+    if any(type(each) is not Tensor or not each.is_floating_point() for each in found):
+        raise UserError("moments of 8 bits cannot be cleared in part: use an optimizer with 16 or 32")
+    return found

@@ -232,8 +232,9 @@ class Run:
             return None
         if fork is None:
             return None
+        loaded = checkpoints.load(self.folder / "checkpoint" / f"{fork}.pt")
         checkpoints.delete_unnamed(self.folder / "checkpoint")  # they count lines that are cut off now
-        return self._begin(checkpoints.load(self.folder / "checkpoint" / f"{fork}.pt"))
+        return self._begin(loaded)
 
     def finish(self, summary: Values) -> None:
         """Write summary.json, after the last checkpoint; the run counts as done when the `with` body ends."""

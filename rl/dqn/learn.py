@@ -72,6 +72,7 @@ def gradients(learner: Learner, trained: list[nn.Parameter], batch: Batch) -> tu
     """Return loss, mean target and gradients of `trained`, all detached: the part of an update that may be compiled."""
     with autocast(batch.rewards.device, learner.precision):
         wanted = td_targets(learner, batch)
+    with autocast(batch.rewards.device, learner.precision):  # weights that were cast above have no gradients
         loss = td_loss(learner.net(batch.observations), with_actions(batch, wanted))
     return loss.detach(), wanted.mean(), torch.autograd.grad(loss, trained)
 

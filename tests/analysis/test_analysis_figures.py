@@ -11,7 +11,7 @@ import pytest
 from synthetic_runs import CELL, boundary_report, write_run, write_runs
 
 from analysis import __main__ as command
-from analysis import estimates, measures, names, paper, plot, sweep_report
+from analysis import estimates, measures, names, paper, plot
 from analysis.figures import curves, dial, fig5, studies, timing
 from analysis.notebooks import __main__ as notebooks
 from analysis.runs import RESULTS, at_most, load, settings
@@ -255,17 +255,6 @@ def test_commands_without_runs(root, tmp_path, capsys):
     assert "fig4: no finished run" in capsys.readouterr().out
     with pytest.raises(UserError, match="no finished run"):
         command.main(["export", "--root", str(tmp_path)])
-
-
-def test_a_sweep_draws_its_curves_on_a_terminal_alone_and_fits_on_it(root, capsys, monkeypatch):
-    assert sweep_report.bars(pd.Series([0.0, 1.0]), np.linspace(-1, 1, 15)) == " " * 7 + sweep_report.BARS
-    for terminal in (False, True):
-        monkeypatch.setattr("sys.stdout.isatty", lambda shown=terminal: shown, raising=False)
-        assert command.main(["tables", "--experiment", "random_label", "--root", str(root)]) == 0
-        shown = capsys.readouterr().out
-        assert (sweep_report.BARS[-1] in shown) == terminal
-    # here five methods, in the default sweep three with 15 runs, which print a line each and four others before
-    assert len(shown.splitlines()) - 2 + 15 + 4 <= 40
 
 
 def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):

@@ -62,10 +62,9 @@ DAMAGE = {
     "rows of a boundary are numbers": ("boundary_1.json", b'{"phase": 1, "rows": [1, 2]}'),
     "meta.json holds other types": ("meta.json", b'{"domain": "x", "earlier": 3, "method": [1]}'),
     "metrics are nested deeply": ("metrics.jsonl", b"[" * 100_000 + b"\n"),
-    "metrics.jsonl is a pipe": ("metrics.jsonl", os.mkfifo),
-    "RUNNING is a pipe": ("RUNNING", os.mkfifo),
+    "metrics.jsonl is a pipe": ("metrics.jsonl", os.mkfifo), "RUNNING is a pipe": ("RUNNING", os.mkfifo),
     "config.yaml is a folder": ("config.yaml", Path.mkdir),
-}
+}  # fmt: skip
 
 
 @pytest.mark.timeout(60)  # a pipe that is read never ends

@@ -57,28 +57,28 @@ def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_b
     assert (cfg.data.name, cfg.data.image_size, cfg.data.train_per_class) == ("cifar10", 14, 500)
 
 
-@pytest.mark.parametrize(
-    "override, answer",
-    [
-        ("clip_norm=big", "clip_norm='big': give a number above 0"),
-        ("learning_rate=nan", "learning_rate=nan: give a number above 0"),
-        ("data.fit=crop", "data.fit='crop': choose one of pad, resize"),
-        ("size=medium9", "size=medium9 does not exist; did you mean 'medium'?"),
-        ("hydra.run.dir=out", "choose their root with run.root=FOLDER"),
-        ("foo", "settings are written as key=value, as in learning_rate=1e-3"),
-        ("method=fier", "method=fier does not exist; did you mean 'fire'?"),
-        ("seed=range(1,4)", "requires --multirun"),
-        ("experiment=fig4a_asterix", "belongs to dqn, this script trains vision"),
-        ("batchsize=3", "did you mean 'batch_size'?"),
-        ("method.coefficient=1", "'method.coefficient'. The chosen method has no such setting."),
-        ("iterations=3", "did you mean 'method.iterations'?"),
-        ("at.paper.protocol.share=0.2", "did you mean 'protocol.share'?"),
-        ("trigger.steps=5", "trigger=boundary got an unexpected keyword argument 'steps'"),
-        ("protocol=3", "does not fit the keys of this script: Merge error"),
-        ("seed={a: 1}", "seed={'a': 1}: give a whole number"),
-        ("clip_norm=${oc.env:NOTHING}", "cannot be resolved: KeyError raised while resolving interpolation"),
-    ],
-)
+MISTAKES = [
+    ("clip_norm=big", "clip_norm='big': give a number above 0"),
+    ("learning_rate=nan", "learning_rate=nan: give a number above 0"),
+    ("data.fit=crop", "data.fit='crop': choose one of pad, resize"),
+    ("size=medium9", "size=medium9 does not exist; did you mean 'medium'?"),
+    ("hydra.run.dir=out", "choose their root with run.root=FOLDER"),
+    ("foo", "settings are written as key=value, as in learning_rate=1e-3"),
+    ("method=fier", "method=fier does not exist; did you mean 'fire'?"),
+    ("seed=range(1,4)", "requires --multirun"),
+    ("experiment=fig4a_asterix", "belongs to dqn, this script trains vision"),
+    ("batchsize=3", "did you mean 'batch_size'?"),
+    ("method.coefficient=1", "'method.coefficient'. The chosen method has no such setting."),
+    ("iterations=3", "did you mean 'method.iterations'?"),
+    ("at.paper.protocol.share=0.2", "did you mean 'protocol.share'?"),
+    ("trigger.steps=5", "trigger=boundary got an unexpected keyword argument 'steps'"),
+    ("protocol=3", "does not fit the keys of this script: Merge error"),
+    ("seed={a: 1}", "seed={'a': 1}: give a whole number"),
+    ("clip_norm=${oc.env:NOTHING}", "cannot be resolved: KeyError raised while resolving interpolation"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("override, answer", MISTAKES)
 def test_a_mistake_is_one_line(override, answer):
     with pytest.raises(UserError) as caught:
         compose_config("vision", [override])
@@ -158,6 +158,8 @@ def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
         ("sac", ["midpoint=500"], "midpoint=500"),
         ("vision", ["experiment=label_noise,ablation_strength"], "ablation_strength sweeps settings"),
         ("vision", ["compat=official", "warmup_share=0.5"], "warmup_share=0.5 needs schedule=ours"),
+        ("vision", ["experiment=random_label", "compat=official"], "warmup_share=0 needs schedule=ours"),
+        ("vision", ["experiment=permuted", "gradual=0.5"], "gradual=0.5 has no effect"),
         ("vision", ["protocol.replay=1"], "no setting 'replay': it has epochs, share, splits"),
     ):
         with pytest.raises(UserError) as caught:

@@ -121,14 +121,6 @@ def test_stale_moments_push_the_weight_as_far_as_the_page_says():
     assert losses["clear"] == 0.0 and f"to a loss of {losses['keep']:.1f};" in page.read_text()
 
 
-def test_a_trigger_for_phases_fires_once_at_each_boundary():
-    kind = run(HOW_TO / "phase_boundaries.md", only="class NewPhase")["NewPhase"]
-    trigger, resumed = kind([3, 5]), kind([3, 5])
-    assert [i for i, step in enumerate([0, 1, 2, 3, 3, 4, 5, 5, 6]) if trigger(step)] == [3, 6]
-    resumed.load_state_dict(trigger.state_dict())
-    assert not resumed(6)
-
-
 def test_the_midpoint_resets_the_dense_layers_and_the_target_network():
     names = surroundings()
     model, train = names["model"], names["interact_and_learn"]

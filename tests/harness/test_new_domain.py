@@ -101,14 +101,12 @@ at: {small: {noise: {name: noise}, steps: 20}}
 def test_a_fifth_domain_runs_resumes_sweeps_and_is_in_a_table(tmp_path):
     toy, whole, stopped, root = (tmp_path / name for name in ("toy", "whole", "stopped", "runs"))
     files = {
-        "settings.py": SETTINGS,
-        "train.py": TRAIN,
-        "conf/toy.yaml": SCRIPT_CONFIG,
+        "settings.py": SETTINGS, "train.py": TRAIN, "conf/toy.yaml": SCRIPT_CONFIG,
         "conf/experiment/two_phases.yaml": EXPERIMENT,
         "conf/experiment/misspelt.yaml": EXPERIMENT + "tuned: {frie: {strength: 0.5}}",
         "conf/experiment/bare.yaml": EXPERIMENT.replace("@package _global_", ""),
         "conf/noise/more_noise.yaml": "{name: more_noise, points: 40}",
-    }
+    }  # fmt: skip
     for name, text in files.items():
         (toy / name).parent.mkdir(parents=True, exist_ok=True)
         (toy / name).write_text(text.lstrip())

@@ -73,7 +73,7 @@ class Training:
             if self.steps % 2 == 0:
                 self.treatment.after_pass()
                 with self.treatment.evaluating(), torch.no_grad():
-                    with self.treatment.evaluating(), pytest.raises(UserError, match="outside of evaluating"):
+                    with self.treatment.evaluating(), pytest.raises(UserError, match="outside evaluating"):
                         self.tested.append(self.weights())
                         self.treatment.state_dict()
                     assert torch.equal(self.weights(), self.tested[-1])

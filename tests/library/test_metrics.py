@@ -114,14 +114,12 @@ def net_of(function, **sizes):
 
 
 ELEMENTWISE = {
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "where": lambda x: torch.where(x > 0, x, 0.0),
-    "mask": lambda x: x * (x > 0),
-    "clamp": lambda x: x.clamp(0, 6),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x), "where": lambda x: torch.where(x > 0, x, 0.0),
+    "mask": lambda x: x * (x > 0), "clamp": lambda x: x.clamp(0, 6),
     "maximum": lambda x: torch.maximum(x, torch.zeros_like(x)),
     "relu6_": lambda x: nn.functional.relu6(x.clone(), inplace=True),
     "rms": lambda x: nn.functional.rms_norm(torch.relu(x), (8,)),
-}
+}  # fmt: skip
 DENSE = {"a": (6, 8), "b": (8, 4), "c": (12, 3)}
 SIZES = {"critic": {"b": (12, 1)}, "crelu": {"b": (16, 3)}, "densenet": DENSE, "fused_gate": {"a": (6, 16)}}
 FOLLOWED = {  # forward passes of a net on an input and an action

@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from fire_core import UserError, attach, fire, reset_optimizer_state
+from fire_core.methods import create
+from fire_core.units import find_unit_layers, recycle
 
 
 def train(net, optimizer, steps=3):
@@ -216,6 +218,35 @@ def test_copies_take_the_replaced_units_alone():
     treatment.boundary(1), treatment.after_pass()
     copy, replaced = optimizer.masters[net[0].weight], treatment.method.counts["recycled"]
     assert replaced == 2 and torch.equal(copy[:2], net[0].weight[:2]) and torch.equal(copy[2:], kept[2:])
+
+
+@pytest.mark.parametrize("name, given", [("nap", {}), ("adamo", {}), ("weight_clipping", {"factor": 0.1})])
+def test_copies_follow_what_a_method_changes_in_a_step(name, given):
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    treatment = attach(create(name, first_phase=0, **given), net, optimizer := Masters([*net.parameters()]))
+    train(net, optimizer, 1)
+    before = [p.detach().clone() for p in net.parameters()]
+    treatment.before_step(), treatment.after_step()
+    assert not all(map(torch.equal, before, net.parameters()))
+    assert all(torch.equal(p, optimizer.masters[p]) for p in net.parameters())
+
+
+def test_moments_of_8_bits_are_an_error_before_anything_changes():
+    net, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), torch.zeros(1, 4)
+    ((layer,), _), optimizer = find_unit_layers(net, x), torch.optim.SGD(net.parameters())
+    optimizer.state[net[2].weight]["m"], before = torch.zeros(2, 6).byte(), net[0].weight.detach().clone()
+    with pytest.raises(UserError, match="moments of 8 bits cannot be cleared"):
+        recycle(net, layer, torch.tensor([1]), generator=torch.Generator(), optimizers=[optimizer])
+    assert torch.equal(net[0].weight, before)
+
+
+def test_what_a_cuda_graph_may_hold_is_cleared_in_place():
+    optimizer = torch.optim.NAdam([weight := nn.Parameter(torch.ones(3))], capturable=True)
+    held = {"step": torch.tensor(3.0), "exp_avg": torch.ones(3), "mu_product": torch.tensor(0.5)}
+    optimizer.state[weight] = held
+    assert reset_optimizer_state(optimizer, "clear") == 1 and optimizer.state[weight].keys() == held.keys()
+    assert all(optimizer.state[weight][key] is value for key, value in held.items())
+    assert [value.sum().item() for value in held.values()] == [0.0, 0.0, 1.0]
 
 
 def test_memory_that_cannot_be_told_is_an_error_before_anything_is_written():

@@ -136,13 +136,20 @@ def test_branch_is_the_loop_of_attach(name):
     assert result.scores[name][0][-1] == pytest.approx(expected, abs=2e-5)
 
 
-def test_a_copy_is_gone_when_its_branch_ends():
-    copies = weakref.WeakSet()
+def test_a_copy_is_gone_when_its_branch_ends(monkeypatch):
+    copies, seen, copy = weakref.WeakSet(), set(), trial.__globals__["_copy"]
+    monkeypatch.setitem(trial.__globals__, "_copy", lambda *own: (seen.add(len(copies)), copy(*own))[1])
     gc.disable()  # no circle of references may hold one
     short(["cbp", "snr", "l2_er"], step=lambda net, *given: (copies.add(net), step(net, *given))[1])
-    left = len(copies)
+    seen.add(len(copies))
     gc.enable()
-    assert left == 0
+    assert seen == {0}
+
+
+def test_what_step_does_to_a_batch_stays_there():
+    before, seen = deepcopy(DATA), Counter()
+    short(["fire"], step=lambda net, adam, x: (seen.update([x[0].sum().item()]), x[0].zero_()))
+    assert len(seen) == len(DATA) and all(map(torch.equal, before[0], DATA[0]))
 
 
 def test_several_networks_with_a_follower():
@@ -182,13 +189,14 @@ MISTAKES = [
     ("'rewarm' needs optimizers named as the networks: net", {"methods": ["rewarm"], "net": OTHER_NAME}),
     ("method <function fire", {"methods": [fire]}),
     ("lose the hooks of weight", {"net": (HOOKED, torch.optim.Adam(HOOKED.parameters()), {})}),
-    ("at least 10 steps", {"steps": 3}),
-    ("iterator", {"batches": iter(DATA)}),
+    ("at least 10 whole steps", {"steps": 3}), ("steps=20.0", {"steps": 20.0}),
+    ("followers names 'target': the networks are net", {"followers": {"target": "net"}}),
+    ("optimizer is a list", {"net": (net, [], {})}), ("iterator", {"batches": iter(DATA)}),
     ("needs the loss of a net on a batch", {"methods": ["dash"], "loss": None}),
     ("same name in redo", {"methods": [create("redo"), create("redo", threshold=0.3)]}),
     ("step returned no loss", {"step": lambda *_: None, "score": None}),
     *(("needs starting weights: give initial=", {"methods": [m], "initial": None}) for m in FROM_THE_START),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("message, given", MISTAKES)

@@ -300,11 +300,6 @@ def test_cpr(case, monkeypatch):
     assert mixed >= 2
 
 
-def test_the_share_of_cpr():
-    share = create("cpr", rate=0.1).share(torch.linspace(0, 2, 16))
-    assert largest(share, RECORDED["cpr/share.sigmoid"]) < RULES
-
-
 REGRAMA = {"regrama/mlp.adam_alone": {}, "regrama/mlp.capped": {"most": 0.1}, "regrama_conv/conv.sgd": {}}
 
 

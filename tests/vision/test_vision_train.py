@@ -58,16 +58,15 @@ def test_the_pass_for_new_statistics_leaves_the_net_as_it_was():
     assert evaluate(net, curriculum) == {"test_accuracy": 0.5}
 
 
-@pytest.mark.parametrize(
-    "arguments, answer",
-    [
-        (["protocol.epochs=[1,1,1]"], "protocol.epochs=[1, 1, 1]: give one number, or 2 of them"),
-        (["device=cuda:99"], "device='cuda:99' cannot be used"),
-        (["-m", "data=image_folder", "data.folder=a,b"], "runs of this sweep would have one folder"),
-        (["x\x1b[2J=3"], r"x\x1b[2J=3"),
-        (["model=timm", "model.name=torch:x"], "model 'torch:x' is unknown"),
-    ],
-)
+MISTAKES = [
+    (["protocol.epochs=[1,1,1]"], "protocol.epochs=[1, 1, 1]: give one number, or 2 of them"),
+    (["device=cuda:99"], "device='cuda:99' cannot be used"),
+    (["-m", "data=image_folder", "data.folder=a,b"], "runs of this sweep would have one folder"),
+    (["x\x1b[2J=3"], r"x\x1b[2J=3"), (["model=timm", "model.name=torch:x"], "model 'torch:x' is unknown"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments, answer", MISTAKES)
 def test_mistakes_are_one_clear_line(arguments, answer, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["train.py", "size=smoke", f"run.root={tmp_path}", *arguments])
