@@ -260,7 +260,8 @@ def copies_in(nest: list[Any]) -> list[tuple[str, Tensor, Tensor]]:
 @contextmanager
 def copies_follow(optimizers: Iterable[Any]) -> Iterator[None]:
     """Write the entries of weights that the body changes into the optimizers' copies of them, such as float32 masters."""
-    copies = [found[1:] for optimizer in optimizers for found in copies_in(nest_of(optimizer))]
+    others = [o for o in optimizers if not type(o).__module__.startswith("torch.optim.")]  # those keep none
+    copies = [found[1:] for each in others for found in copies_in(nest_of(each))]
     before = [(p, held, p.detach().clone(), held.clone()) for p, held in copies]
     yield
     for p, held, old, kept in before:

@@ -82,12 +82,11 @@ def trial(
         raise UserError(f"methods: two have the same name in {', '.join(named)}: give label -> method")
     chosen = {n: m if isinstance(m, Method) else create(m) for n, m in {"none": "none", **named}.items()}
     _check(chosen, nets, optimizer, starts, loss, batches, steps, repeats)
-    following = followers or {}
+    following, runs = followers or {}, set[str]()  # scores and data of "none"
     if unknown := {*following, *following.values()} - nets.keys():
         raise UserError(f"followers names {min(unknown)!r}: the networks are {', '.join(nets)}")
     result = TrialResult({m: [] for m in chosen}, dict.fromkeys(chosen, 0.0), steps, score is not None)
     options: dict[str, Any] = {"initial": starts, "loss": loss, "optimizer_state": optimizer_state}
-    runs = set[str]()  # scores and data of "none"
     own = [(p, p._version, p.grad) for n in nets.values() for p in n.parameters() if not p.is_inference()]
 
     def branch(method: Method) -> list[float]:  # its copies are gone when it returns
