@@ -33,7 +33,7 @@ def attach(
     *,
     initial: Mapping[str, Any] | None = None,
     loss: Callable[[Any, Any], Tensor] | None = None,
-    batches: Callable[[], Iterable[Any]] | Iterable[Any] | None = None,
+    batches: Callable[[], Iterable[Any]] | None = None,
     followers: Sequence[tuple[nn.Module, nn.Module]] = (),
     optimizer_state: str = "clear_changed",
     renew: Renewal | None = None,
@@ -50,7 +50,7 @@ def attach(
             some methods replace them.
         initial: a copy of the state dict of the starting weights, or net name -> copy; by default of the present ones.
         loss: (output, target) -> scalar, for methods that take gradients of their own.
-        batches: (inputs, targets) of the phase that comes, for methods that look at data, or a function that returns them.
+        batches: returns a new iterator of (inputs, targets) of the phase that comes, for methods that look at data.
         followers: (target network, its source) pairs; a follower is copied from its source after a treatment.
         optimizer_state: "clear_changed", "clear" or "keep": what `reset_optimizer_state` does at a boundary.
         renew: returns new optimizers after a method has added modules; by default, ones like the old, with their memory.
@@ -68,8 +68,9 @@ def attach(
     if lacking := nets.keys() - (initial or nets):
         raise UserError(f"initial lacks the weights of net {min(lacking)!r}: give net name -> state dict")
     start = {name: dict(values) for name, values in (initial or snapshot(nets)).items()}
-    data = batches if callable(batches) or batches is None else lambda: cast(Iterable[Any], batches)
-    state = State(dict(nets), dict(optimizers or {}), [*followers], start, data, loss, compiled=compiled)
+    if batches is not None and not callable(batches):
+        raise UserError(f"batches is a {type(batches).__name__}: give a function, as lambda: loader is")
+    state = State(dict(nets), dict(optimizers or {}), [*followers], start, batches, loss, compiled=compiled)
     method = method if isinstance(method, Method) else create(method)
     attached = Attached(method, state, optimizer_state, renew, seed)
     attached.saves_initial = method.takes_initial and initial is None
@@ -192,12 +193,12 @@ class Attached:
             raise UserError(f"method {self.method.name!r} adds to the loss of every step: call penalty()")
         if type(acting).after_step is not Method.after_step:
             left_out = skipped() if callable(skipped) else skipped
-            with copies_follow(state.optimizers.values()):
+            with copies_follow(state.optimizers.values(), masters=True):
                 (acting.after_skip if left_out else acting.after_step)(state)
 
     def after_pass(self) -> None:
         """Call it after each pass over the data of the phase."""
-        with copies_follow(self._training().optimizers.values()):
+        with copies_follow(self._training().optimizers.values(), masters=True):
             self.acting.after_pass(self.state)
 
     @contextmanager

@@ -258,14 +258,15 @@ def copies_in(nest: list[Any]) -> list[tuple[str, Tensor, Tensor]]:
 
 
 @contextmanager
-def copies_follow(optimizers: Iterable[Any]) -> Iterator[None]:
-    """Write the entries of weights that the body changes into the optimizers' copies of them, such as float32 masters."""
+def copies_follow(optimizers: Iterable[Any], masters: bool = False) -> Iterator[None]:
+    """Write entries of weights that the body changes into optimizers' copies; `masters`: into those equal up to rounding."""
     others = [o for o in optimizers if not type(o).__module__.startswith("torch.optim.")]  # those keep none
     copies = [found[1:] for each in others for found in copies_in(nest_of(each))]
     before = [(p, held, p.detach().clone(), held.clone()) for p, held in copies]
     yield
     for p, held, old, kept in before:
-        held.data.copy_(torch.where(p == old, kept, p.to(kept)))
+        stays, own = ((p == old) | (kept.to(p) != old), held) if masters else (p == old, kept)
+        held.data.copy_(torch.where(stays, own, p.to(kept)))
 
 
 def _counters(part: Any) -> list[tuple[dict[str, Any], str, Any]]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from fire_core.attach import Attached, attach, check_nets
@@ -247,7 +248,7 @@ def _check(
             f"a copy would lose the hooks of {of}: remove them (wandb.unwatch), and if they change gradients or weights, do "
             "that in step"
         )
-    if not isinstance(steps, int) or steps < PARTS or repeats < 2:
+    if not isinstance(steps, int | np.integer) or steps < PARTS or repeats < 2:
         raise UserError(f"steps={steps}, repeats={repeats}: give at least {PARTS} whole steps and 2 repeats")
     if isinstance(batches, Iterator):
         raise UserError("batches is an iterator, read only once: give a list, a DataLoader or a function")
@@ -296,12 +297,13 @@ def _train(treatment: Attached, model: Any, several: bool, step: Any, score: Any
     scores = [measured()]
     hooks = _act_at_steps(treatment, several)
     with seeded(seed):
-        for number, (batch, last) in enumerate(data, 1):  # of which the other branches see the same
-            value = step(model, treatment.optimizers if several else treatment.optimizer, deepcopy(batch))
+        for number, (batch, last) in enumerate(data, 1):  # whose tensors may be views of all data
+            new = {id(t): t.detach().clone() for t in tree_leaves(batch) if isinstance(t, Tensor)}
+            loss = step(model, treatment.optimizers if several else treatment.optimizer, deepcopy(batch, new))
             treatment.after_step()
             if last:
                 treatment.after_pass()
-            losses.append(value.detach() if isinstance(value, Tensor) else value)  # without its graph
+            losses.append(loss.detach() if isinstance(loss, Tensor) else loss)  # without its graph
             if number * PARTS // len(data) > (number - 1) * PARTS // len(data):  # a tenth is over
                 scores.append(measured())
                 losses.clear()

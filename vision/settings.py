@@ -93,9 +93,7 @@ def check(cfg: DictConfig) -> None:
     if cfg.schedule == "official" and cfg.warmup_share != 0.1:
         raise UserError(f"warmup_share={cfg.warmup_share} needs schedule=ours, which reads it")
     if cfg.gradual and cfg.protocol.name == "permuted":
-        raise UserError(
-            f"gradual={cfg.gradual} has no effect: the phases of protocol=permuted share their images"
-        )
+        raise UserError(f"gradual={cfg.gradual} has no effect: protocol=permuted mixes no pixel orders")
     for name in ("protocol.epochs", "warmup_share", "eval_every"):
         value = OmegaConf.select(cfg, name)
         if OmegaConf.is_list(value) and len(value) != phases:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fire_core.errors import UserError, check_settings
 from fire_core.methods.method import Method
-from fire_core.optim_state import nest_of
+from fire_core.optim_state import copies_follow, nest_of
 from fire_core.report import Report
 from fire_core.seeding import derive, kept_chance
 from fire_core.state import State
@@ -179,7 +179,8 @@ class UnitMethod(LayerMethod):
         law = "he_uniform" if self.fresh == "he_uniform" else "default"
         optimizers = [o for each in state.optimizers.values() for o in nest_of(each) if self.reset_moments]
         fresh: Any = {"generator": self.stream(state), "initial": initial, "law": law}
-        self.counts["recycled"] += recycle(net, layer, chosen, optimizers=optimizers, **fresh)
+        with copies_follow(state.optimizers.values()):
+            self.counts["recycled"] += recycle(net, layer, chosen, optimizers=optimizers, **fresh)
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> Any:
         return Recorder(net, layers, self.measure)

@@ -27,10 +27,10 @@ class ContinualBackprop(UnitMethod):
         compensate: add a replaced unit's mean contribution to the readers' biases, where they have one, so that the
             output does not jump.
 
-    The authors' code (loss-of-plasticity) replaces units of the same utility in every step that was recorded from it. Its
-    "adaptable" utility is not offered, and its quota of convolutions counts all units once one is old. Three more things
-    differ, of which two can be set. Its compensation has no effect (`compensate=false`). Its new weights
-    of Linear layers, but not of convolutions, are 2.45 times as wide (`fresh=he_uniform` widens both). Its own version of
+    The authors' code (loss-of-plasticity) replaces units of the same utility in every step that was recorded from it.
+    Its "adaptable" utility is not offered, and its quota of convolutions counts all units once one is old. Three more
+    things differ, of which two can be set. Its compensation has no effect (`compensate=false`). Its new weights of
+    Linear layers, but not of convolutions, are 2.45 times as wide (`fresh=he_uniform` widens both). Its own version of
     Adam counts the steps of each entry and has lost its bias correction.
     """
 

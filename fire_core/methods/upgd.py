@@ -131,8 +131,7 @@ class UPGD(Method):
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
         """Return a new optimizer of all parameters: those without a gradient stay.
 
-        Its seed is made from the weights, which all processes of a run and all repeats of a trial have in
-        common. Checkpoints hold it.
+        Its seed is made from the weights, which processes of a run and repeats of a trial share. Checkpoints hold it.
         """
         trained = [p for p in net.parameters() if p.requires_grad]
         total = sum(float(p.detach().double().abs().sum()) for p in trained)

@@ -101,7 +101,7 @@ def list_targets(model: nn.Module, *, example: Any = None) -> TargetTable:
     for place in places:
         frozen = some_train and not place.parameter.requires_grad
         for target in _targets(place, _without_matrix(place) or layout_of(place, traced)):
-            leave = frozen and (target.included or target.kind == "unclear")
+            leave = frozen and (target.included or target.kind in ("unclear", "conv"))
             table.append(replace(target, included=False, reason=FROZEN) if leave else target)
     return table
 

@@ -217,12 +217,8 @@ def test_effects_and_their_pooled_mean_by_hand():
     found = claims.pool(pd.DataFrame({"d": d, "variance": [1, 1, 0.5]}))
     assert (found["mean"], found["low"], found["high"]) == pytest.approx((mean, mean - half, mean + half))
     assert (found["i2"], found["p"]) == pytest.approx((7 / 9, 1 - t / (2 + t**2) ** 0.5))
-    agreeing = claims.pool(
-        pd.DataFrame({"d": [0.8, 0.9, 0.85], "variance": [0.1] * 3})
-    )  # tau² is not below 0
-    assert (agreeing["mean"], agreeing["low"], agreeing["i2"]) == pytest.approx(
-        (0.85, 0.85 - 4.302653 * 0.05 / 3**0.5, 0)
-    )
+    out = claims.pool(pd.DataFrame({"d": [0.8, 0.9, 0.85], "variance": [0.1] * 3}))  # tau² is not below 0
+    assert (out["mean"], out["low"], out["i2"]) == pytest.approx((0.85, 0.85 - 4.302653 * 0.05 / 3**0.5, 0))
 
 
 def test_the_starts_of_figure_3_are_one_effect():

@@ -157,7 +157,6 @@ def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
         ("vision", ["method=plasticity_injection"], "does not run in vision: it needs an encoder"),
         ("sac", ["midpoint=500"], "midpoint=500"),
         ("vision", ["experiment=label_noise,ablation_strength"], "ablation_strength sweeps settings"),
-        ("vision", ["compat=official", "warmup_share=0.5"], "warmup_share=0.5 needs schedule=ours"),
         ("vision", ["experiment=random_label", "compat=official"], "warmup_share=0 needs schedule=ours"),
         ("vision", ["experiment=permuted", "gradual=0.5"], "gradual=0.5 has no effect"),
         ("vision", ["protocol.replay=1"], "no setting 'replay': it has epochs, share, splits"),

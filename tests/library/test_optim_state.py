@@ -6,6 +6,7 @@ from torch import nn
 
 from fire_core import UserError, attach, fire, reset_optimizer_state
 from fire_core.methods import create
+from fire_core.optim_state import copies_follow
 from fire_core.units import find_unit_layers, recycle
 
 
@@ -229,6 +230,11 @@ def test_copies_follow_what_a_method_changes_in_a_step(name, given):
     treatment.before_step(), treatment.after_step()
     assert not all(map(torch.equal, before, net.parameters()))
     assert all(torch.equal(p, optimizer.masters[p]) for p in net.parameters())
+    plain, optimizer = trained(OPTIMIZERS["lookahead"])
+    before = [slow.clone() for slow in optimizer.slow[0]]
+    with copies_follow([optimizer], masters=True):
+        plain.weight.data.mul_(2.0)
+    assert all(map(torch.equal, before, optimizer.slow[0]))
 
 
 def test_moments_of_8_bits_are_an_error_before_anything_changes():

@@ -127,6 +127,8 @@ def test_match_parameters_gives_whole_layers() -> None:
     model.c_attn, model.depth = nn.Linear(4, 12, bias=False), nn.Conv2d(4, 4, 3, groups=4, bias=False)
     assert "c_attn.weight" in match_parameters(model, "linear") and "c_attn.weight" not in names(model)
     assert "depth.weight" in match_parameters(model, "conv")
+    [layer.requires_grad_(False) for layer in (model[0], model.c_attn, model.depth)]
+    assert match_parameters(model, "all") == [f"{i}.{kind}" for i in "23" for kind in ("weight", "bias")]
 
 
 def test_reparametrised_layers_stay_out_and_keep_their_state() -> None:

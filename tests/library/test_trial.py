@@ -266,13 +266,10 @@ def test_verdicts():
     assert diverged.best == "clear" and "-inf" in str(diverged)
     lost = made(none=(nan := [float("nan")] * 3), redo=nan, fire=[1.5, 1.6, 1.71], clear=level)
     assert lost.best == "fire" and "treatment diverged." in str(lost) and "+inf [inf, inf]" in str(lost)
-    assert made(none=nan, fire=nan).best == "none"
-    assert made(none=[1.0, 2.0, *nan[:1]], fire=level).best is None
-    alone, beside = (
-        made(none=level, cap=[1.0, 1.2, 1.1], **more) for more in ({}, {"redo": level, "cbp": level})
-    )
-    assert beside.idle == ["redo", "cbp"] and "changed nothing" in str(beside)
-    assert beside.margin() == alone.margin()
+    assert made(none=nan, fire=nan).best == "none" and made(none=[1.0, 2.0, nan[0]], fire=level).best is None
+    one, three = (made(none=level, cap=[1.0, 1.2, 1.1], **m) for m in ({}, {"redo": level, "cbp": level}))
+    assert three.idle == ["redo", "cbp"] and "changed nothing" in str(three)
+    assert three.margin() == one.margin()
 
 
 def mlp(bias):

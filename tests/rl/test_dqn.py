@@ -86,7 +86,7 @@ def small_update(precision: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
     net, target = (DQN(3, (21, 21), [(8, 6, 3), (8, 2, 2)], 32).to(memory_format=last) for _ in range(2))
     for each in (net, target):
         each.head[-1].bias.data.fill_(100)
-    ours = Learner(net, target, 0.99, precision=precision)
+    ours = Learner(net, target, 0.99, double=True, precision=precision)
     loss, _, slopes = gradients(ours, list(net.parameters()), random_batch(32, 21))
     return loss, [slope.contiguous() for slope in slopes]
 
