@@ -10,6 +10,7 @@ from fire_core.errors import check_settings
 from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.report import Report
 from fire_core.state import State
+from fire_core.targets.model_targets import unwrapped
 from fire_core.wrapped_models import unwrap
 
 WIDER = dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)  # small steps would round to nothing
@@ -88,6 +89,7 @@ class HareTortoise(Method):
     def _follow(self, name: str, hare: dict[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tortoise of a net. Without one for these layers, it begins at `start`, or where the hare is."""
         if _shapes(self.tortoise.get(name, {})) != _shapes(hare):
+            start = start if start.keys() == hare.keys() else {unwrapped(key): v for key, v in start.items()}
             first = start if name not in self.tortoise and _shapes(start) == _shapes(hare) else hare
             self.tortoise[name] = {
                 key: first[key].to(value.device, WIDER.get(first[key].dtype), copy=True)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError
-from fire_core.optim_state import copies_follow
 from fire_core.units.graph import Entries, UnitLayer, incoming, outgoing
 
 # half widths of uniform laws, times the root of fan_in; the default is PyTorch's own, for Linear and convolutions
@@ -64,7 +63,7 @@ def recycle(
         generator: CPU generator of the new weights.
         law: one of `LAWS`.
         initial: state dict of the start; each unit then gets its own first weights and bias back instead.
-        optimizers: their moments of the changed entries become 0. Step counts belong to whole parameters and stay.
+        optimizers: their moments, and copies, of the entries become 0. Step counts belong to whole parameters and stay.
     Raises: UserError if a layer or one that reads it has a reparametrised, shared or frozen weight, or parameters
         besides weight and bias.
     """
@@ -81,21 +80,20 @@ def recycle(
         entries.write(values, chosen=chosen)
         clear_moments(optimizers, entries, chosen)
 
-    with copies_follow(optimizers):
-        for entries in incoming(net, layer):
-            old = entries.read(chosen=chosen)
-            if initial is not None:
-                change(entries, entries.read(initial[entries.name], chosen))
-            else:
-                change(entries, draw(law, old.shape, generator) if old.ndim > 1 else 0.0)
-        for name in layer.norms:
-            channels = layer.columns_in(name)[:, 0]
-            for key, value in {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}.items():
-                tensor = getattr(net.get_submodule(name), key, None)
-                if isinstance(tensor, Tensor) and tensor.ndim:
-                    change(Entries(f"{name}.{key}", tensor, tuple(range(tensor.ndim)), channels), value)
-        for entries in outgoing(net, layer):
-            change(entries, 0.0)
+    for entries in incoming(net, layer):
+        old = entries.read(chosen=chosen)
+        if initial is not None:
+            change(entries, entries.read(initial[entries.name], chosen))
+        else:
+            change(entries, draw(law, old.shape, generator) if old.ndim > 1 else 0.0)
+    for name in layer.norms:
+        channels = layer.columns_in(name)[:, 0]
+        for key, value in {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}.items():
+            tensor = getattr(net.get_submodule(name), key, None)
+            if isinstance(tensor, Tensor) and tensor.ndim:
+                change(Entries(f"{name}.{key}", tensor, tuple(range(tensor.ndim)), channels), value)
+    for entries in outgoing(net, layer):
+        change(entries, 0.0)
     return len(chosen)
 
 
