@@ -266,7 +266,7 @@ def copies_follow(optimizers: Iterable[Any], masters: bool = False) -> Iterator[
     yield
     for p, held, old, kept in before:
         stays, own = ((p == old) | (kept.to(p) != old), held) if masters else (p == old, kept)
-        held.data.copy_(torch.where(stays, own, p.to(kept)))
+        held.data.copy_(torch.where(stays.to(held.device), own, p.to(kept)))
 
 
 def _counters(part: Any) -> list[tuple[dict[str, Any], str, Any]]:

@@ -171,14 +171,13 @@ def test_where_nothing_is_lost_no_claim_is_judged(tmp_path):
     assert claims.counts(claims.of_paper(rows))["all"] == 0 and claims.pooled(rows)["panels"].sum() == 0
 
 
-@pytest.mark.parametrize(
-    "before, met, told",
-    [
-        ((6.0, 7.5), True, ""),
-        ((4.4, 5.5), False, "little learned: 1.10 × random (at least 1.10)"),
-        ((5.0, 5.0), False, "learning not shown: 1.12 × random (at least -0.46)"),
-    ],
-)
+LEARNED = [
+    ((6.0, 7.5), True, ""), ((4.4, 5.5), False, "little learned: 1.10 × random (at least 1.10)"),
+    ((5.0, 5.0), False, "learning not shown: 1.12 × random (at least -0.46)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("before, met, told", LEARNED)
 def test_an_agent_must_have_learned(tmp_path, before, met, told):
     """Random actions return 4 and 5. Ratios 1.5 and 1.5 lie above 1.2; 1.1 and 1.1 do not, nor 1.25 and 1."""
     for seed, random, level in ((1, 4.0, before[0]), (2, 5.0, before[1])):

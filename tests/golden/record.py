@@ -39,11 +39,9 @@ HERE = Path(__file__).parent
 IDENTITIES, METRICS = HERE / "identities.csv", HERE / "metrics.json"
 # of each domain: a method that acts during training, and the steps after which a trigger fires
 KINDS = {
-    "vision": ("cbp method.maturity=1 method.replacement_rate=0.1", 4),
-    "language": ("spectral", 8),
-    "dqn": ("redo", 120),
-    "sac": ("l2_init", 40),
-}
+    "vision": ("cbp method.maturity=1 method.replacement_rate=0.1", 4), "language": ("spectral", 8),
+    "dqn": ("redo", 120), "sac": ("l2_init", 40),
+}  # fmt: skip
 KILL_AT = {"vision": 5, "language": 10, "dqn": 200, "sac": 80}  # a step in the last phase
 
 

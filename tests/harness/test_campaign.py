@@ -41,10 +41,9 @@ def settings(sweep):
 def test_one_seed_of_every_sweep_of_a_part_before_the_second_and_the_next_part(tiny):
     assert [settings(sweep) for sweep in load(tiny)[1]] == [
         [("random_label", "none", "1"), ("random_label", "fire", "1")],
-        [("label_noise", "none", "1")],
-        [("random_label", "none", "2"), ("random_label", "fire", "2")],
+        [("label_noise", "none", "1")], [("random_label", "none", "2"), ("random_label", "fire", "2")],
         [("random_label", "none", "3"), ("random_label", "none", "4")],
-    ]
+    ]  # fmt: skip
 
 
 def test_a_sweep_is_what_one_types_and_given_overrides_go_where_the_key_exists(tiny):

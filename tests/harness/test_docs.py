@@ -121,6 +121,12 @@ def test_stale_moments_push_the_weight_as_far_as_the_page_says():
     assert losses["clear"] == 0.0 and f"to a loss of {losses['keep']:.1f};" in page.read_text()
 
 
+def test_a_trigger_for_phases_fires_once_at_each_boundary_and_remembers_the_last_phase():
+    trigger = run(HOW_TO / "phase_boundaries.md", only="class NewPhase")["NewPhase"]([3, 5])
+    assert [i for i, step in enumerate([0, 1, 2, 3, 3, 4, 5, 5, 6]) if trigger(step)] == [3, 6]
+    assert trigger.state_dict() == {"last": 2}
+
+
 def test_the_midpoint_resets_the_dense_layers_and_the_target_network():
     names = surroundings()
     model, train = names["model"], names["interact_and_learn"]

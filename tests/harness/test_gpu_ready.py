@@ -15,11 +15,9 @@ from fire_core.attach import Attached
 from vision.models import build
 
 SHORT = {
-    "vision": [],
-    "language": ["phase_1.iterations=6", "phase_1.save_at=[]", "phase_2.iterations=4"],
-    "dqn": ["total_steps=240", "midpoint=160"],
-    "sac": ["steps=80", "midpoint=60", "env.action_repeat=1"],
-}
+    "vision": [], "language": ["phase_1.iterations=6", "phase_1.save_at=[]", "phase_2.iterations=4"],
+    "dqn": ["total_steps=240", "midpoint=160"], "sac": ["steps=80", "midpoint=60", "env.action_repeat=1"],
+}  # fmt: skip
 # Host reads in a step: the emulators and the simulator need the actions, and SNR the units that are due.
 ACTS = {"dqn": {"rl/dqn/play.py act": 1}, "sac": {"rl/sac/policy.py explore": 1}}
 SNR = {"fire_core/methods/snr.py indices": 1}

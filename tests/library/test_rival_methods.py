@@ -128,6 +128,11 @@ def test_continual_backprop_by_hand():
     assert net[2].bias.item() == pytest.approx(0.5 * 3.0)  # takes over w_out * mean h of the unit that went
     assert net[0].weight[:2].tolist() == [[1.0, 0.0], [0.0, 1.0]]
     assert (net[0].weight[2].abs() <= 2**-0.5).all() and not torch.equal(net[0].weight[2], torch.ones(2))
+    # the young unit: (0.5 0.2 + 0.5 0.5 4) / (1 - 0.25) = 1.47, although its average of 1.1 is the smallest
+    memory |= {"age": torch.tensor([99, 1, 99]), "utility": torch.tensor([1.6, 0.2, 9.0])}
+    memory["due"] += 0.5
+    measured = torch.tensor([[1.0, 0.5, 1.0], [0.0, 0.0, 0.0]])
+    assert method.choose(net, method.layers["net"][0], memory, measured).tolist() == [0]
     with pytest.raises(UserError, match="no activations in 100 steps"):
         [method.after_step(state) for _ in range(100)]
 

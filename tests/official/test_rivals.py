@@ -275,10 +275,9 @@ def prepared(case: str, method: Method) -> tuple[dict, nn.Module, torch.optim.Ad
 
 
 CPR = {
-    "cpr/mlp.sigmoid": {"rate": 0.1, "decay": 0.9},
-    "cpr/mlp.adam": {"rate": 0.015, "decay": 0.99},
+    "cpr/mlp.sigmoid": {"rate": 0.1, "decay": 0.9}, "cpr/mlp.adam": {"rate": 0.015, "decay": 0.99},
     "cpr_conv/conv.sigmoid": {"rate": 0.1, "decay": 0.9},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CPR)
@@ -333,11 +332,10 @@ def test_regrama(case):
 
 
 SWR = {
-    "mlp.threshold": {"factor": 0.05, "every_steps": 3},
-    "mlp.mean": {"factor": 0.05, "every_steps": 3},
+    "mlp.threshold": {"factor": 0.05, "every_steps": 3}, "mlp.mean": {"factor": 0.05, "every_steps": 3},
     "mlp.average": {"factor": 0.05, "every_steps": 3, "decay": 0.9},
     "mlp.proportional": {"utility": "magnitude", "rule": "proportional", "factor": 0.01, "every_steps": 2},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SWR)

@@ -78,15 +78,13 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
-@pytest.mark.parametrize(
-    "settings, stale, age",
-    [
-        (["optimizer_state=keep"], None, 5),
-        (["optimizer_state=clear_changed"], ".bias", 5),
-        (["optimizer_state=clear"], "", 5),
-        (["compat=official", "optimizer_state=keep"], None, 1),
-    ],
-)
+POLICIES = [
+    (["optimizer_state=keep"], None, 5), (["optimizer_state=clear_changed"], ".bias", 5),
+    (["optimizer_state=clear"], "", 5), (["compat=official", "optimizer_state=keep"], None, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings, stale, age", POLICIES)
 def test_the_boundary_follows_the_target_rule_the_optimizer_policy_and_compat(root, settings, stale, age):
     """One step and one update after it. Adam has 81 updates, or one where its moments were forgotten; Catch's episodes
     last six steps, so the ones that run at step 400 are four steps old unless they were restarted."""
