@@ -17,8 +17,7 @@ class Measure:
     """A metric of the log and the rule that reduces it to one number per run.
 
     `reduce`: "final" (last value), "late_phases" (mean over the last values of the last quarter of the phases), "tail"
-    (mean over the last tenth of the steps), "after" (what was measured right after the last boundary), "before" (last value
-    before it).
+    (mean over the last tenth of the steps), "after" (right after the last boundary), "before" (last value before it).
     """
 
     metric: str

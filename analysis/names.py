@@ -71,7 +71,7 @@ def title(part: Results, between: str = "\n") -> str:
 def seeds_text(counts: pd.Series) -> str:
     """Return `5 seeds`, or `3-5 seeds` where the methods have different numbers."""
     fewest, most = counts.min(), counts.max()
-    return f"{fewest}-{most} seeds" if fewest < most else f"{most} seed{'s' if most > 1 else ''}"
+    return f"{fewest}-{most} seeds" if fewest < most else f"{most} seed{'s' if most != 1 else ''}"
 
 
 def panel(experiment: str) -> str:

@@ -15,8 +15,7 @@ LEVEL = 0.05  # of the Holm-corrected tests
 
 
 class Estimate(NamedTuple):
-    """Mean, its 95 % interval, the two-sided p-value of "the mean is 0", and the number of seeds. Interval and p-value
-    are NaN below two seeds."""
+    """Mean, its 95 % interval, the two-sided p-value of "the mean is 0", number of seeds. Both are NaN for one."""
 
     mean: float
     low: float

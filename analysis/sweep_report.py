@@ -67,7 +67,7 @@ def sentences(compared: pd.DataFrame) -> list[str]:
         if row["verdict"] != "open":
             said = row["verdict"]
         elif row["seeds"] < 2:
-            said = f"{['no seed', 'one seed'][row['seeds']]} decides nothing"
+            said = ["they share no seed", "one seed decides nothing"][row["seeds"]]
         elif row["premise"]:
             said = "open until at least two seeds of every method are done"
         elif row["figure"].startswith("fig4"):

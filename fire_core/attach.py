@@ -60,7 +60,8 @@ def attach(
     Raises: UserError for settings that do not fit the networks, and for something that the method needs and does not get.
     """
     if not isinstance(nets, Mapping):
-        plain = any(isinstance(value, Tensor) for value in (initial or {}).values())
+        known = isinstance(initial, Mapping | None)
+        plain = not known or any(isinstance(value, Tensor) for value in (initial or {}).values())
         nets, initial = {"net": nets}, {"net": initial} if plain else initial
     check_nets(nets, initial or {})
     if not isinstance(optimizers, Mapping | None):
@@ -101,8 +102,8 @@ class Attached:
         for need in sorted(method.needs & has.keys()):
             if not has[need]:
                 raise UserError(f"method {method.name!r} needs {NEEDS[need]}")
-        nets = state.nets.values()
-        compiled = any(hasattr(net, "_orig_mod") or net._compiled_call_impl is not None for net in nets)
+        modules = [module for net in state.nets.values() for module in net.modules()]
+        compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in modules)
         if "activations" in method.needs and (compiled or state.compiled):
             raise UserError(f"method {method.name!r} needs {NEEDS['activations']}: train with compiled=False")
         if method.changes_optimizer and (lacking := state.nets.keys() - state.optimizers):
@@ -183,8 +184,7 @@ class Attached:
     def after_step(self, skipped: bool | Callable[[], bool] = False) -> None:
         """Call it after the optimizer's step.
 
-        skipped: whether a GradScaler left the step out, or a function that returns it, which is called only for methods
-            that act after steps: the answer is on the GPU.
+        skipped: whether a GradScaler left the step out, or a function that returns it, called only where a method asks.
         """
         acting, state = self.acting, self._training()
         if "gradients" in acting.needs and not self._has_gradients:

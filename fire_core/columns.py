@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 def columns(rows: Sequence[Mapping[str, object]]) -> str:
     """Return rows with the same keys as aligned columns under a line with the keys.
 
-    Numbers stand on the right, floats with three digits, None as "-"; columns of text stand on the left. No rows give an
-    empty string.
+    Numbers stand on the right, floats with three digits, None as "-"; columns of text stand on the left. No rows give "".
     """
     if not rows:
         return ""

@@ -152,8 +152,7 @@ def observe(
 ) -> Iterator[Report]:
     """Yield an empty report, and fill it in when the `with` block ends: compare all parameters before and after it.
 
-    `Report.changed` then names every parameter that differs, biases and norm layers included. A model without matrices is
-    reported without rows.
+    `Report.changed` then names every parameter that differs, biases and norm layers included. No matrices, no rows.
 
     Args:
         action, method: written into the rows and the report.
@@ -237,10 +236,6 @@ def check_targets(
     """Raise UserError for no targets, for parameters that are missing or cannot be written, and for a wrong `initial`."""
     if not targets:
         raise UserError("no target matrix is included: nothing to treat")
-    if not isinstance(initial, Mapping | None):
-        raise UserError(
-            f"initial is a {type(initial).__name__}: give the starting weights by parameter name, as state_dict() does"
-        )
     for name in dict.fromkeys(t.parameter for t in targets):
         if name not in parameters:
             raise UserError(f"this model has no parameter {name!r}: make the table with find_targets(model)")
@@ -272,7 +267,9 @@ def _degenerate(
     values = torch.cat([norm.to(norms[0].device) for norm in norms]).tolist()
     known = dict(zip(names, values, strict=True))
     if bad := [name for name, norm in known.items() if not norm < math.inf]:
-        raise UserError(f"NaN or infinite values in {shorten(bad)}: nothing was changed; restore the weights")
+        raise UserError(
+            f"NaN or infinite values in {shorten(bad)}: this net was not changed; restore the weights"
+        )
     small = {
         name: f"norm {norm:.3g} is below min_norm={min_norm:g}" if norm else "all-zero matrix"
         for name, norm in known.items()
@@ -281,7 +278,7 @@ def _degenerate(
     if small and degenerate == "raise":
         raise UserError(
             f"{next(iter(small.values()))} in {shorten(list(small))}: such a matrix has no reliable nearest orthogonal "
-            "matrix, and nothing was changed; set degenerate to 'skip' to leave such matrices as they are, or exclude "
+            "matrix, and this net was not changed; set degenerate to 'skip' to leave such matrices as they are, or exclude "
             "them with targets"
         )
     return small

@@ -43,7 +43,7 @@ def reset_optimizer_state(
     The optimizer rebuilds a dropped entry at its next step, as a new optimizer does. Learning rates, settings, parameter
     groups and parameter identity stay. Optimizers inside an optimizer (Lookahead, SAM) are included. Counters and
     estimates in `param_groups` return to their first values, but for those that a class lists as `never_cleared` (the
-    position of a random stream); a group that has any is cleared as a whole. Copies of
+    position of a random stream). A group that has any, or one momentum for all, is cleared as a whole. Copies of
     changed weights (slow weights, float32 masters, z of Schedule-Free) get the new weights under every policy.
 
     Args:
@@ -128,8 +128,9 @@ def nest_of(optimizer: Any) -> list[Any]:
 
 def _held(part: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield (attribute, key in the innermost mapping, value) of the tensors and optimizers in an optimizer's attributes."""
+    ignored = NO_MEMORY | _memory(part.__class__).filled
     for name, attribute in vars(part).items():
-        if name not in NO_MEMORY and attribute is not part.param_groups:
+        if name not in ignored and attribute is not part.param_groups:
             yield from ((name, key, value) for key, value in _within(attribute))
 
 
@@ -149,6 +150,7 @@ class _Memory(NamedTuple):
 
     counters: written while it trains. needed: read while it trains, without asking whether they are there. copies: of
     weights. first: what it starts with, constants or UNKNOWN. kept: keys of a state that are filled before the first step.
+    filled: attributes whose values are replaced in every step, and nothing else.
     """
 
     counters: set[str]
@@ -156,12 +158,13 @@ class _Memory(NamedTuple):
     copies: set[str]
     first: dict[str, Any]
     kept: set[str]
+    filled: set[str]
 
 
 @cache
 def _memory(kind: Any) -> _Memory:
     """Return what the sources of a class and of its bases say. Raises UserError if one cannot be read."""
-    memory, asked = _Memory(set(), set(), set(), {}, set()), set[tuple[str, str]]()
+    memory, asked = _Memory(set(), set(), set(), {}, set(), set()), set[tuple[str, str]]()
     for base in reversed(kind.__mro__):
         if base in (Optimizer, object) or base.__module__ in ("typing", "abc"):
             continue
@@ -178,6 +181,7 @@ def _memory(kind: Any) -> _Memory:
         excluded = starts | NO_TRAINING
         training = "".join(ast.unparse(each) for name, each in methods.items() if name not in excluded)
         both = set(re.findall(r"self\.(\w+)\(", training))  # some start, and run in every step too
+        memory.filled.update(re.findall(r"self\.(\w+)\.fill_\(", training))
         for name, method in methods.items():
             if name not in excluded:
                 text = ast.unparse(method)
@@ -194,6 +198,7 @@ def _memory(kind: Any) -> _Memory:
                 if name not in NO_TRAINING | (starts - both) and not in_state and not is_copy:
                     memory.counters.add(key)
     memory.needed.difference_update(chain.from_iterable(asked))
+    memory.filled.difference_update(memory.counters)
     memory.counters.difference_update({"lr", "initial_lr"}, getattr(kind, "never_cleared", ()))
     return memory
 
@@ -293,10 +298,17 @@ def _is_number(value: Any) -> bool:
     return single or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
+def groups_in_one(part: Any) -> set[int]:
+    """Return the identities of the groups with one state tensor for all parameters, as of stacked momenta."""
+    owned = [(id(group), p) for group in part.param_groups for p in group["params"] if p in part.state]
+    held = [(g, p.shape, v) for g, p in owned for v in part.state[p].values() if isinstance(v, Tensor)]
+    return {g for g, shape, v in held if v.dim() > len(shape) and v.shape[1:] == shape}
+
+
 def _forget(part: Any, counters: list[Any], everything: bool, chosen: set[int]) -> set[int]:
     """Clear the memory of one optimizer, and return the identities of the parameters whose state is dropped."""
     memory, dropped = _memory(part.__class__), set()
-    counting = {id(owner) for owner, _, _ in counters}
+    counting = {id(owner) for owner, _, _ in counters} | groups_in_one(part)
     shared = [key for key in part.state if not isinstance(key, Tensor)]  # k of MADGRAD
     touched = {id(g) for g in part.param_groups if any(id(p) in chosen for p in g["params"])}
     together = shared or isinstance(part, LBFGS) or id(vars(part)) in counting

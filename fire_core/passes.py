@@ -1,11 +1,13 @@
 """Forward passes of any net: how it is given a batch, and in which mode it runs."""
 
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 
 def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -15,10 +17,23 @@ def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
 
 
+def placed(net: nn.Module, batch: Any) -> Any:
+    """Return a batch with its tensors on the device of the first weight of `net`."""
+    device = next((weight.device for weight in net.parameters()), None)
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
+
+
 def call(net: nn.Module, inputs: Any) -> Any:
-    """Return the output of `net` for one batch of inputs (see `arguments_of`)."""
-    arguments, keywords = arguments_of(inputs)
+    """Return the output of `net` for one batch of inputs (see `arguments_of`) on any device."""
+    arguments, keywords = placed(net, arguments_of(inputs))
     return net(*arguments, **keywords)
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Run compiled nets as they are written, so that hooks and dispatch modes see all of it. Graphs are kept."""
+    with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+        yield
 
 
 @contextmanager

@@ -107,7 +107,7 @@ def _initial_norms(group: list[Target], stack: Tensor, initial: Mapping[str, Ten
     norms = torch.linalg.matrix_norm(matrices_of(group, known, stack), keepdim=True)
     if bad := [t.name for t, norm in zip(group, norms.flatten().tolist()) if not 0 < norm < math.inf]:
         raise UserError(
-            f"scale='initial': the starting weights of {shorten(bad)} are zero or not finite, and nothing was changed; "
+            f"scale='initial': the starting weights of {shorten(bad)} are zero or not finite, and this net was not changed; "
             "exclude these matrices with targets"
         )
     return norms
@@ -145,8 +145,7 @@ def fire(
             distance moved relative to a full reset.
         dry_run: write nothing; the report says what would be done.
         group: process group whose ranks hold plain replicas of this model, to share the work among them.
-        solver, iterations, normalize, scale, variance_factor, strength, degenerate, min_norm, tolerance: see
-            `FireSettings`.
+        solver, iterations, normalize, scale, variance_factor, strength, degenerate, min_norm, tolerance: `FireSettings`.
     Returns: a Report with one row per target, skipped ones included.
     Raises: UserError for wrong settings, an empty target set, zero matrices (see degenerate), NaN or infinite weights
         or results. Nothing is written then.

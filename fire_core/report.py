@@ -18,8 +18,7 @@ class Row:
     Args:
         action: what was done, "skipped", or "left out" where it is not known how the weight is cut.
         reason: why the target was skipped, or why it was included.
-        dfi_before, dfi_after: deviation from isometry, `||W^T W - I||_F^2`, of the weight as stored. The Gram matrix is
-            the smaller of the two.
+        dfi_before, dfi_after: deviation from isometry, `||W^T W - I||_F^2`, of the weight as stored (smaller Gram matrix).
         dfi_factor: the same for the orthogonal factor before scaling.
         sfe: squared Frobenius distance that the weight moved.
         sfe_relative: `sfe` divided by the squared distance between the old and the starting weight.

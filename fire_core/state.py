@@ -15,8 +15,7 @@ class State:
 
     Attributes:
         nets: name -> module to treat.
-        optimizers: name -> optimizer. Methods that replace units may clear moments of the entries they change; all
-            other state is left to `reset_optimizer_state`.
+        optimizers: name -> optimizer. Methods may clear moments of entries that they change, no more.
         followers: (target network, its source) pairs; a follower is copied from its source after a treatment.
         initial: net name -> CPU copy of the starting parameters and buffers (`snapshot`).
         batches: returns a new iterator of (inputs, targets) of the coming phase, for methods that look at data.

@@ -176,8 +176,7 @@ class TrialResult:
 
     @property
     def best(self) -> str | None:
-        """The method with the largest gain among those whose interval lies above 0; "none" if all intervals lie below it;
-        otherwise None: nothing is decided."""
+        """The method with the largest gain of those with an interval above 0; "none" if all lie below; else None."""
         left_out = {"none", *self.idle}
         compared = [name for name in self.scores if name not in left_out]
         mean = {name: self.gains(name)[:, -1].mean() for name in compared}

@@ -89,8 +89,7 @@ class EveryNSteps(Trigger):
 class Plateau(Trigger):
     """Fires when `metric` has not improved on its best value by more than `min_change` in `patience` observations.
 
-    The next observation after a firing is the first of a new search. mode: "min" where smaller is better (a loss), "max"
-    where larger is.
+    The next observation after a firing is the first of a new search. mode: "min" where smaller is better, else "max".
     """
 
     MEMORY = ("best", "waited")

@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from fire_core.errors import UserError
 from fire_core.targets.model_targets import inside
 
 
@@ -23,8 +24,12 @@ def unwrap_with(model: nn.Module, initial: Any) -> tuple[nn.Module, Any]:
     """
     inner, prefix = inside(model)
     reshard(inner)
+    if initial is None:
+        return inner, None
     if not isinstance(initial, Mapping):
-        return inner, initial
+        raise UserError(
+            f"initial is a {type(initial).__name__}: give the starting weights, as state_dict() does"
+        )
     sharded = {n: v for n, v in initial.items() if hasattr(v, "full_tensor")}
     initial = {**initial, **{n: v.to(v.device_mesh.device_type).full_tensor() for n, v in sharded.items()}}
     if prefix and not initial.keys() <= inner.state_dict().keys():

@@ -71,7 +71,7 @@ def load(name: str, more: Sequence[str] = ()) -> tuple[dict[str, Any], list[Swee
         raise UserError(f"{path} cannot be used: {why}") from error
     for text in typed.values():
         if not any(text in sweep.words for sweep in sweeps):
-            raise UserError(f"{text}: no script of this campaign has this key; write key=value")
+            raise UserError(f"{text}: no script of this campaign has this key; method keys go into its file")
     return content, sweeps
 
 

@@ -4,7 +4,7 @@
 import importlib
 import sys
 
-from fire_core.errors import UserError, did_you_mean
+from fire_core.errors import UserError, clean_exit, did_you_mean
 from fire_core.methods import available, create
 from harness.config import FOLDERS, read_yaml
 from harness.settings import Domain
@@ -29,4 +29,5 @@ def methods_of(domain: Domain) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(",".join(methods_of(find(*sys.argv[1:]))))
+    with clean_exit():
+        print(",".join(methods_of(find(" ".join(sys.argv[1:])))))

@@ -114,9 +114,9 @@ def _sweep(domain: Domain, job: "Job", overrides: list[str], start: Callable[[],
         raise UserError(f"{wrong}: start them one after the other, each with a run.root of its own")
     moved = [own for own, (typed, cfg) in zip(folders, runs) if own != named_folder(domain, cfg, typed)]
     if moved:
-        told = f"{len(moved)} of {len(runs)} runs have another config than earlier ones of their label, and tables leave"
-        own = f"{moved[0].parent}: move the earlier ones elsewhere and rename it, or set run.root"
-        print(f"{told} them out, as in {own}", flush=True)
+        note = f"{len(moved)} of {len(runs)} runs have another config than earlier ones of their label, and tables leave out"
+        note += f" the later: move the earlier folders elsewhere and rename {moved[0].parent} to theirs, or set run.root"
+        print(note, flush=True)
     stop.raise_interrupt()
     stop.name_driver()
     here = not any(text.startswith("hydra/launcher=") for text in overrides)

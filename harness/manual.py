@@ -74,8 +74,7 @@ def _key(domain: Domain, config: OmegaConf, name: str) -> tuple[str, str]:
 
 
 def about(name: str, sizes: Iterable[str] = ()) -> str:
-    """Return the first sentence of the comments of an experiment's file, after those of `sizes` that it has, with their
-    minutes."""
+    """Return the first sentence of the comments in an experiment's file, after its `sizes`, with their minutes."""
     text = file_of("experiment", name).read_text().splitlines()
     lines = [line[1:].strip() for line in text if line[:1] == "#" and "@package" not in line]
     end = next((number for number, line in enumerate(lines, 1) if line.endswith((".", "?"))), len(lines))

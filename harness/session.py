@@ -1,7 +1,7 @@
 """One run of a training script: where it stands, what it saves and logs, and its method.
 
-Unless the session is `finished`, a script calls `attach`; then, in `with session as at`, which loads a checkpoint, in each
-step `intervene`, which acts at a boundary or when the trigger has fired, `log` and `save_if_due`; in the end `finish`.
+Unless the session is `finished`, a script calls `attach`, and enters `with session as at`, which loads a checkpoint. In each
+step it calls `intervene`, which acts at a boundary or when the trigger has fired, `log` and `save_if_due`; then `finish`.
 """
 
 import math

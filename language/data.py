@@ -54,9 +54,9 @@ def open_corpus(folder: Path, *, block: int, vocabulary: int, train_tokens: int 
         if len(tokens) != (wanted := manifest["parts"][part]["tokens"]):
             wrong = f"{folder}/{part}.bin has {len(tokens)} tokens, its manifest says {wanted}"
             raise UserError(f"{wrong}: delete {folder} and prepare the corpus again")
-        parts[part] = tokens[: train_tokens if part == "train" else None]
-        needed = max(block + 1, (train_tokens or 0) if part == "train" else 0)
-        if len(parts[part]) < needed:
+        limit = train_tokens if part == "train" else None
+        parts[part] = tokens[:limit]
+        if len(parts[part]) < max(block + 1, limit or 0):
             wrong = f"{folder}/{part}.bin gives {len(parts[part])} tokens, too few for {block=} or {train_tokens=}"
             raise UserError(f"{wrong}: use a longer text, a smaller block, or a larger limit")
     answers = {}

@@ -16,8 +16,7 @@ Policy = Callable[[np.ndarray], np.ndarray]
 class Evaluation:
     """Returns and lengths of the evaluated episodes.
 
-    `unfinished` counts episodes that the step limit cut off. `play_episodes` includes their return so far, `play_steps`
-    leaves them out, as the official code does.
+    `unfinished`: those that the step limit cut off. `play_episodes` includes their return so far, `play_steps` does not.
     """
 
     returns: list[float] = field(default_factory=list)

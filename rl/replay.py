@@ -1,6 +1,6 @@
 """Uniform replay for off-policy agents: FrameReplay for stacked images, FlatReplay for vectors, both rings in memory.
 
-A checkpoint holds all of them: 1,000,000 transitions of 84 x 84 pixels take 7.1 GB, compressed 0.1 to 0.3 GB.
+A checkpoint holds all transitions: 1,000,000 of 84 x 84 pixels take 7.1 GB, compressed 0.1 to 0.3 GB.
 """
 
 import zlib
@@ -227,4 +227,4 @@ def _zeros(shape: tuple[int, ...], kind: type) -> Array:
     if needed > free:
         sizes = f"{needed / 1e9:.2f} GB of memory but {free / 1e9:.2f} GB are free"
         raise UserError(f"the replay needs {sizes}: give it a lower capacity")
-    return np.zeros(shape, kind)
+    return np.full(shape, 0, kind)  # takes the memory at once, so that runs that start later see it

@@ -1,7 +1,4 @@
-"""Real architectures with their usual sizes and few layers, for tests and for docs/concepts/architectures.md.
-
-python -m tests.architectures prints the page.
-"""
+"""Real architectures with few layers; `python -m tests.architectures` prints docs/concepts/architectures.md."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,10 +87,7 @@ SIZES = {
 
 
 def small_language_model(name: str, **settings: object) -> nn.Module | None:
-    """Return a tiny model of transformers that runs on twelve tokens, or None where these sizes do not fit it.
-
-    settings: beside SIZES, or instead of them; one of `...` leaves the default of the configuration.
-    """
+    """Return a tiny model of transformers for twelve tokens, or None where SIZES do not fit; `...` leaves a default."""
     import transformers
 
     try:

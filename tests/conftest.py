@@ -22,9 +22,7 @@ with suppress(ImportError):
 @pytest.fixture
 def fidelity(request: pytest.FixtureRequest) -> Callable[[str, str, str, float, float], None]:
     """Compare with the official code: `fidelity(kind, row, what, difference, tolerance)` fails if difference > tolerance.
-    kind: "method" or "cell"; row: its name; what: the quantity compared. With FIDELITY_RECORD=FILE every comparison,
-    failed ones included, is appended to FILE as one JSON line.
-    """
+    kind: "method" or "cell"; row: its name; what: the quantity. FIDELITY_RECORD=FILE appends every comparison to FILE."""
 
     def record(kind: str, row: str, what: str, difference: float, tolerance: float) -> None:
         line = {"kind": kind, "row": row, "what": what, "difference": float(difference)}

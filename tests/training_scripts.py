@@ -1,5 +1,4 @@
-"""Training scripts in forks of one process that has imported them: a run costs what it computes, and no imports. Configs
-of command lines, and of many methods, of which Hydra composes one: composing takes long."""
+"""Training scripts in forks of one process that has imported them, and configs of command lines composed once."""
 
 import json
 import runpy
@@ -71,8 +70,7 @@ def train_here(script: str, root: Path, *overrides: str) -> None:
 
 
 class Script:
-    """One training script, of the project or with its whole path. `modules` are imported before it, as is the script
-    itself if it is one of the project's. The process ends with the test process, whose pipe it reads."""
+    """One training script. `modules` are imported first. The process ends with that of the tests, whose pipe it reads."""
 
     def __init__(self, path: str, *modules: str):
         self.path = str(ROOT / path)
@@ -81,8 +79,7 @@ class Script:
         self.server: subprocess.Popen | None = None
 
     def run(self, arguments: list[str], before: str = "", expect: tuple[int, ...] = (0,)) -> str:
-        """All that a command line printed. It must end with one of the expected exit codes (negative: by that signal).
-        `before`: Python that runs ahead of it."""
+        """All that a command line printed, ending with an expected exit code (or -signal), after the Python `before`."""
         if self.server is None or self.server.poll() is not None:
             command, pipe = [sys.executable, "-c", SERVER, self.path, *self.modules], subprocess.PIPE
             self.server = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)

@@ -86,8 +86,7 @@ class Vision(Keys):
 
 
 def check(cfg: DictConfig) -> None:
-    """Raise UserError for a list of values, one for each phase, that has another length than there are phases, and for a
-    setting that the network does not have."""
+    """Raise UserError for a list with other than one value for each phase, and a setting that the network lacks."""
     own_settings(**cfg.model)
     phases = phase_count(**OmegaConf.to_container(cfg.protocol))
     if cfg.schedule == "official" and cfg.warmup_share != 0.1:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from fire_core.passes import call, in_mode
+from fire_core.passes import call, eager, in_mode
 from fire_core.targets.labels import core, is_mixed
 from fire_core.targets.trace import Source
 from fire_core.units import Recorder, UnitLayer, find_unit_layers
@@ -33,8 +33,7 @@ def dormancy_of(
     """Return the scores of each hidden layer in one pass of `inputs` through `net`, in its present mode.
 
     A layer counts once, where it is first read. Branches of one layer with a nonlinear function each (CReLU) are units of
-    their own. The sum of two layers, as on a residual stream, counts as the later of them. If no layer reads any units,
-    these are the scores of the output.
+    their own. The sum of two layers, as on a residual stream, counts as the later of them. Without any, the output counts.
 
     Args:
         counted: function of the module that runs; where it returns False, the layer is left out.
@@ -110,7 +109,7 @@ def dormancy(
             why = "; ".join(f"{name} {reason}" for name, reason in list(reasons.items())[:4])
             raise UserError(f"{type(net).__name__} has no hidden units that can be told apart: {why}")
     totals: dict[str, Any] = {}
-    with in_mode(net, training=False), torch.no_grad():
+    with in_mode(net, training=False), torch.no_grad(), eager():
         for inputs in batches:
             with Recorder(net, layers, lambda units: units.float().abs().sum(dim=0), always=True) as recorder:
                 call(net, inputs)

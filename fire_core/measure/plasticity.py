@@ -26,8 +26,7 @@ def plasticity(net: nn.Module, inputs: Any) -> dict[str, float]:
     Returns: a dict, without the measures that the net does not define (no nonlinearity, no Linear).
 
     - "dormant_share": share of hidden units with dormancy score <= 0.025, in [0, 1] (ReDo, Definition 3.1).
-    - "unmeasured": number of hidden layers that dormant_share leaves out, because their units are mixed before the next
-      layer reads them; only where there are any.
+    - "unmeasured": number of hidden layers left out there, because their units are mixed before they are read (if any).
     - "feature_rank": srank_0.01 of the input of the Linear that runs last (Kumar et al. 2021).
     - "weight_norm": Frobenius norm of all measured parameters together.
     - "dfi": mean deviation from isometry of the target matrices as stored.

@@ -61,8 +61,7 @@ def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
     """Return method `name` with the given settings.
 
     Args:
-        variant: "published" follows the method's own paper; others exist where a package has registered them (see
-            `variants`).
+        variant: "published" follows the method's own paper; others are those that a package registered (see `variants`).
         settings: fields of the method's class.
     Raises: UserError for an unknown name, variant or setting, and for a value of another type than the default's.
     """

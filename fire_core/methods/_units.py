@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fire_core.errors import UserError, check_settings
 from fire_core.methods.method import Method
-from fire_core.optim_state import copies_follow, nest_of
+from fire_core.optim_state import copies_follow, groups_in_one, nest_of
 from fire_core.report import Report
 from fire_core.seeding import derive, kept_chance
 from fire_core.state import State
@@ -178,6 +178,10 @@ class UnitMethod(LayerMethod):
         net, initial = state.nets[name], state.initial[name] if self.fresh == "initial" else None
         law = "he_uniform" if self.fresh == "he_uniform" else "default"
         optimizers = [o for each in state.optimizers.values() for o in nest_of(each) if self.reset_moments]
+        if any(map(groups_in_one, optimizers)):
+            raise UserError(
+                "moments of several weights in one tensor cannot be cleared in part: set reset_moments=False"
+            )
         fresh: Any = {"generator": self.stream(state), "initial": initial, "law": law}
         with copies_follow(state.optimizers.values()):
             self.counts["recycled"] += recycle(net, layer, chosen, optimizers=optimizers, **fresh)

@@ -1,7 +1,6 @@
 """Controls that separate the parts of FIRE: the norms of the weights, their directions, and the flat spectrum.
 
-The other options of the functions are `targets`, `degenerate`, `min_norm` and `initial` of `fire`, and so are the Report
-that they return and the errors that they raise.
+Their other options (`targets`, `degenerate`, `min_norm`, `initial`), reports and errors are those of `fire`.
 """
 
 from dataclasses import dataclass

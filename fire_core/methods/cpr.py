@@ -23,8 +23,7 @@ class CPR(LayerMethod):
     share from its outgoing weights; layers follow each other in forward order. Then U is 1 again.
 
     Biases, norm layers and the optimizer's state stay, and so do the output layer and layers whose units are mixed with
-    others, as in a residual stream. The gradients are those before clipping. Cost: one pass over the gradients per step,
-    one number per unit.
+    others, as in a residual stream. The gradients are those before clipping. Cost: a pass over the gradients per step.
 
     Args:
         rate: the largest share. The authors take 0.015 in reinforcement learning, 0.01 on MNIST and incremental CIFAR.

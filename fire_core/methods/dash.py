@@ -12,7 +12,7 @@ from fire_core.engine import observe, table_of
 from fire_core.errors import UserError, check_settings
 from fire_core.methods._units import as_pair, inputs_of
 from fire_core.methods.method import TEXT, Method, register
-from fire_core.passes import call, undisturbed
+from fire_core.passes import call, placed, undisturbed
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import TargetTable
@@ -68,7 +68,7 @@ def descent(
     found: dict[str, Tensor] = {}
     with undisturbed(model, training=training), torch.enable_grad():
         for inputs, targets in batches:
-            value = loss(call(model, inputs), targets)
+            value = loss(call(model, inputs), placed(model, targets))
             gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
             for key, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:

@@ -78,8 +78,7 @@ def combine(report: Report, reset: Report) -> Report:
 class Fire(Projection):
     """FIRE as published: `iterations` cubic Newton-Schulz steps on every target, times the official scale.
 
-    The settings are those of `FireSettings`. Cost: two matrix products per iteration and weight at each boundary; no
-    extra state.
+    The settings are those of `FireSettings`. Cost: two matrix products per iteration and weight at each boundary.
     """
 
     solver: str = FireSettings.solver

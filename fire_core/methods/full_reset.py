@@ -12,16 +12,16 @@ from fire_core.methods.method import FIXTURE, Method, register, start_of
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import match_parameters
-from fire_core.wrapped_models import unwrap, unwrap_with
+from fire_core.wrapped_models import unwrap
 
 
 def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
     """Set all parameters and buffers of `model` to `initial`, in place, and return the report.
 
     Args:
-        initial: a copy of the model's state dict; a missing or unknown key raises RuntimeError as in `load_state_dict`.
+        initial: a copy of the model's state dict. A missing parameter raises UserError, any other difference RuntimeError.
     """
-    model, initial = unwrap_with(model, initial)
+    model, initial = start_of(model, initial)
     with observe(model, action="reset", method="full_reset", initial=initial) as report:
         model.load_state_dict(initial)
     return report

@@ -34,8 +34,7 @@ class HareTortoise(Method):
 
     In the authors' code, hare and tortoise share their memory after a copy, so that the average starts again from the
     hare one step later; that is not done here. In reinforcement learning, which their code does not have, the hare acts
-    and the target networks stay those of the script. A finished run saves the tortoise. Cost: one copy of the weights, and
-    one pass over them per step.
+    and the target networks stay those of the script. A finished run saves the tortoise. Cost: one copy of the weights.
     """
 
     momentum: float = 0.999

@@ -25,8 +25,7 @@ class Parseval(Method):
     Args:
         norms: add ||w^2 - scale||^2 for the gains w of norm layers, as the FIRE code does. A norm layer of your own
             needs the attribute `is_norm = True`.
-        gram: "rows" is W W^T as published, whose penalty cannot become 0 with more rows than columns; "smaller" takes the
-            smaller of the two Gram matrices.
+        gram: "rows" is W W^T as published, never I with more rows than columns; "smaller" is the smaller Gram matrix.
         targets: the weights, a rule of `find_targets`.
     """
 
@@ -42,6 +41,7 @@ class Parseval(Method):
     source = "Chung et al. 2024 (arXiv 2412.07224), Eq. 4; Cisse et al. 2017"
     off = {"coefficient": 0.0}
     proven_by = FIXTURE
+    takes_whole_weights = True
 
     def __post_init__(self) -> None:
         check_settings(self, coefficient="[0, inf)", scale="[0, inf)", gram="rows smaller")

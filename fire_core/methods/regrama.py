@@ -17,8 +17,7 @@ class ReGraMa(ForgetfulUnitMethod):
     """Gives units with little gradient new incoming weights, bias 0 and outgoing weights 0, every `every_steps` steps.
 
     The score of a unit is the mean |gradient| of its incoming weights in one step, before clipping, over the mean of its
-    layer. The first replacement comes after step `every_steps` + 1. The output layer stays, and so do layers whose units
-    are mixed with others.
+    layer. The first replacement comes after step `every_steps` + 1. The output layer and layers of mixed units stay.
 
     No code of the authors is known; the rule is that of a port (LucMc/continual-learning). It means to clear Adam's
     moments, but does not, where gradients are clipped (`reset_moments=false`). It has no norm layers; here, the channels

@@ -42,6 +42,7 @@ class Spectral(Method):
     summary = "penalty that keeps the largest singular value of every layer near 1"
     source = "Lewandowski et al. 2025 (arXiv 2406.06811)"
     proven_by = PORT
+    takes_whole_weights = True
     off = {"coefficient": 0.0}
     remembers = ("vectors",)  # the left vector of each weight
 

@@ -24,8 +24,7 @@ def spectral_clip(
     """Replace every target U S V^T of `model` by U min(max(S, low), high) V^T, in place, and return the report.
 
     U V^T is the exact polar factor of `fire_core.polar`, which also says in which directions lost rank is raised. With
-    low = high = 1 the result is that of the exact projection; matrices whose singular values lie in the interval keep
-    their bits.
+    low = high = 1 the result is that of the exact projection; matrices with all singular values inside keep their bits.
 
     Args:
         low, high: bounds, 0 <= low <= high and 0 < high; high may be infinite.

@@ -28,7 +28,7 @@ NORMS = (
 # names of weights that hold several matrices in some models, at any place of the path
 FUSED = re.compile(
     r"kvq|(?<![a-z])w?(kv|qk|q_k|k_v)(?![a-z])|q_?k_?v|query_key|key_value|w_?pack|c_attn|att_proj|in_proj|w_?12|w_?13"
-    r"|gate_?(and_)?up|up_?gate|fused|packed"
+    r"|gate_?(and_)?up|up_?gate|fused|packed|adaln|modulation\.lin"
 )
 # names of gates, of which some are stored together with what they multiply
 GATED = re.compile(r"gate|gating|glu(?![a-z])")
@@ -241,7 +241,7 @@ def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
     before, after = _neighbours(place)
     read_by_layers = {takes for _, takes, norm in after if not norm}
     if outputs not in {takes for _, takes, _ in after}:
-        shares = (2, 3, 4, 6) if place.parameter.dim() == 2 else (2, 3)  # bottlenecks have 4, too
+        shares = (2, 3, 4, 6, 7, 9, 12) if place.parameter.dim() == 2 else (2, 3)  # bottlenecks have 4, too
         share = next((n for n in shares if outputs / n in read_by_layers), 0)
         plain = max(place.parameter.shape[2:], default=1) == 1 and (role != "o" or outputs > inputs)
         if share and plain:

@@ -93,7 +93,7 @@ def list_targets(model: nn.Module, *, example: Any = None) -> TargetTable:
                 raise UserError(f"parameter {name!r} is lazy: run one batch through the model first")
             if parameter is not None:
                 owners.setdefault(identity(parameter), []).append((path, attribute))
-    heads, table = _heads(model, modules, traced), TargetTable()
+    heads, table = _heads(inside(model)[0], modules, traced), TargetTable()
     table.head_known = heads is not None
     places = [_place(modules, owned, heads or set()) for owned in owners.values()]
     refuse_overlaps({place.whole.parameter: place.parameter for place in places})
@@ -200,8 +200,7 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module], traced: Traced | Non
     """Return the paths of the output layers, or None where they are not known.
 
     Those are the layers that are declared (`is_head`), else the classifier that the model itself names, else the
-    Linear tied to an embedding, else those that an example shows, else the end of a plain nn.Sequential, which runs in
-    the order of its layers.
+    Linear tied to an embedding, else those that an example shows, else the end of a plain nn.Sequential.
     """
     if declared := {path for path, module in modules.items() if getattr(module, "is_head", False)}:
         return declared
@@ -228,9 +227,7 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module], traced: Traced | Non
 
 
 def _last(module: nn.Module) -> nn.Module | None:
-    """Return the Linear that runs last in a plain nn.Sequential, compiled or not, or None."""
-    if isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
-        return _last(inner)
+    """Return the Linear that runs last in a plain nn.Sequential, or None."""
     if type(module).forward is nn.Sequential.forward:
         layers = [child for child in module if any(p.dim() > 1 for p in child.parameters())]  # type: ignore[attr-defined]
         return _last(layers[-1]) if layers else None

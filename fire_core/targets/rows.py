@@ -1,8 +1,7 @@
 """Which rows of each weight are one matrix, and which weights are the heads, as one run on an example shows.
 
 Rows that reach different factors (of the scores of attention, of the mean of values, of a gate) are different matrices; a
-rotation, which adds rows, makes them one. Only places are followed, not values, so the example may be small, and even on
-the meta device.
+rotation, which adds rows, makes them one. Only places are followed, not values, so the example may be small.
 """
 
 from collections import defaultdict

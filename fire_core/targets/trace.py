@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fire_core.passes import call
+from fire_core.passes import call, eager
 from fire_core.targets.labels import MIXED, OUTSIDE, compact, core, is_mixed
 
 WITH_ADDEND = {"addmm", "baddbmm", "addmv"}
@@ -53,8 +53,7 @@ class Source:
     labels: number of a group << 32 | member for each entry; None if no entry has one. lost: groups that are mixed in
     entries without a label -> the operation that mixed them. gates: places of layers that were multiplied with the labelled
     ones. discrete: whether only integers of the input, as masks are, reach it. weights: those whose outputs reach it without
-    another product with weights. scores: number of the product of two activations that it is. is_weight: whether it depends
-    on weights alone.
+    another product with weights. scores: number of the product of two activations that it is. is_weight: from weights alone.
     """
 
     labels: Tensor | None = None
@@ -99,8 +98,7 @@ class Trace(TorchDispatchMode):
 
     operations: number of calls so far. softened: numbers of products of two activations that a softmax follows. What is
     labelled, and what becomes of labels that meet or are lost, is decided by the classes that follow the rows of weights
-    (`fire_core.targets.rows`) and the outputs of layers (`fire_core.units.trace`): each of these functions returns the
-    source of a result.
+    (`fire_core.targets.rows`) and the outputs of layers (`fire_core.units.trace`): each of these returns a result's source.
     """
 
     product: Callable[[Product, Tensor], Source]
@@ -123,7 +121,7 @@ class Trace(TorchDispatchMode):
         fused = torch.backends.mha.get_fastpath_enabled()  # PyTorch's encoder layers as single operations
         torch.backends.mha.set_fastpath_enabled(False)
         try:
-            with torch.no_grad(), self:
+            with torch.no_grad(), eager(), self:
                 return call(net, inputs)
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)

@@ -62,8 +62,7 @@ class Entries:
     """The entries of one parameter, or of a tensor of its shape such as its gradient, that belong to each unit.
 
     name: of the parameter. parameter: the parameter itself. dims: its dimensions of units: of rows or columns, after that of
-    the members of a stack. places: of each unit along these, (units,) or (units, columns); or the shape that these have, if
-    units are in order.
+    the members of a stack. places: of each unit along these, (units,) or (units, columns); their shape if in order.
     """
 
     name: str

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from fire_core.errors import UserError
 from fire_core.units.graph import Entries, UnitLayer, incoming, outgoing
+from fire_core.wrapped_models import inside, unwrap_with
 
 # half widths of uniform laws, times the root of fan_in; the default is PyTorch's own, for Linear and convolutions
 LAWS = {"default": 1.0, "he_uniform": 6.0**0.5}
@@ -64,15 +65,14 @@ def recycle(
         law: one of `LAWS`.
         initial: state dict of the start; each unit then gets its own first weights and bias back instead.
         optimizers: their moments, and copies, of the entries become 0. Step counts belong to whole parameters and stay.
-    Raises: UserError if a layer or one that reads it has a reparametrised, shared or frozen weight, or parameters
-        besides weight and bias.
+    Raises: UserError if a layer or its reader has a reparametrised, shared or frozen weight, or more than weight and bias.
     """
     chosen = (chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen).cpu()
     if len(chosen) == 0:
         return 0
     if why := why_not(net, layer):
         raise UserError(f"the units of {layer.name!r} cannot be replaced: it {why}")
-    optimizers = list(optimizers)
+    optimizers, (initial, prefix) = list(optimizers), (unwrap_with(net, initial)[1], inside(net)[1])
     for entries in (*incoming(net, layer), *outgoing(net, layer)):
         _moments(optimizers, entries)  # raises what it raises before anything is changed
 
@@ -83,7 +83,7 @@ def recycle(
     for entries in incoming(net, layer):
         old = entries.read(chosen=chosen)
         if initial is not None:
-            change(entries, entries.read(initial[entries.name], chosen))
+            change(entries, entries.read(initial[entries.name.removeprefix(prefix)], chosen))
         else:
             change(entries, draw(law, old.shape, generator) if old.ndim > 1 else 0.0)
     for name in layer.norms:

@@ -67,7 +67,7 @@ def state_of(path: Path) -> str:
 
 
 def _alive(path: Path) -> bool:
-    """Return whether the process named in RUNNING exists here, or (on another machine) wrote to the folder lately."""
+    """Return whether a process of the number in RUNNING exists here, or one elsewhere wrote to the folder lately."""
     mark = read_text(path / "RUNNING").strip()
     if mark.isascii() and mark.isdigit() and Path(f"/proc/{mark[:20]}").exists():
         return True

@@ -41,8 +41,7 @@ def describe() -> dict[str, Any]:
 
 
 def write_facts(folder: Path, config: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Write config.yaml and meta.json at the start of a run or trunk. The latter is `facts`, `describe()`, and in `earlier`
-    the commits of earlier starts."""
+    """Write config.yaml and meta.json at the start of a run or trunk. `earlier`: commits of earlier starts."""
     write_atomic(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     content = describe() | facts
     if before := read_meta(folder):
@@ -63,8 +62,7 @@ def versions(*extras: str) -> dict[str, str]:
 
 
 def hardware() -> str:
-    """Return number and name of the GPUs if there are any, otherwise the processor, its instruction set, on which digits
-    depend, and its number of cores."""
+    """Return number and name of the GPUs, else the processor, its instruction set (digits depend on it) and cores."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     processor = platform.processor() or platform.machine()

@@ -31,8 +31,7 @@ class FinishedElsewhere(Exception):
 
 
 class Run:
-    """One run. Its metrics and checkpoints go to `place`: the trunk's folder or the run's own. Nothing is written before
-    `with`.
+    """One run. Its metrics and checkpoints go to `place`: the trunk's folder or the run's own, written from `with` on.
 
     Args:
         config: resolved keys that can change numbers; their hash is the run's identity.

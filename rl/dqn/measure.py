@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
@@ -11,6 +12,7 @@ from fire_core.measure.metrics import deviation_from_isometry
 from fire_core.measure.plasticity import plasticity
 from fire_core.passes import in_mode
 from fire_core.targets import find_targets
+from harness.runs.metrics import finite
 from rl.dqn.learn import Learner, td_loss, td_targets, with_actions
 from rl.replay import Batch
 
@@ -49,7 +51,7 @@ class Window:
         self.loss, self.value = self.loss.to(loss.device) + loss, self.value.to(value.device) + value
         self.count += 1
 
-    def close(self, step: int, net: nn.Module) -> dict[str, float]:
+    def close(self, step: int, net: nn.Module, cfg: DictConfig) -> dict[str, float]:
         """Return the averages and the last gradient norm, and start a new window; UserError if the loss is not finite."""
         figures: dict[str, float] = {"train_episodes": len(self.episodes)}
         if self.episodes:
@@ -57,12 +59,10 @@ class Window:
             figures["train_return"] = self.train_return = float(np.mean(scores))
             figures |= {"train_return_max": max(scores), "train_length": float(np.mean(lengths))}
         if self.count:
-            figures["td_loss"] = float(self.loss) / self.count
+            figures["td_loss"] = finite(float(self.loss) / self.count, f"TD loss at step {step}", cfg)
             figures["mean_target"] = float(self.value) / self.count
             squares = [p.grad.square().sum() for p in net.parameters() if p.grad is not None]
             figures["gradient_norm"] = float(torch.stack(squares).sum().sqrt())
-            if not np.isfinite(figures["td_loss"]):
-                raise UserError(f"TD loss is {figures['td_loss']} at step {step}: try a lower learning_rate")
         self.episodes, self.count = [], 0
         self.loss, self.value = torch.zeros(()), torch.zeros(())
         return figures

@@ -55,7 +55,7 @@ def train(cfg: DictConfig) -> None:
     learner = Learner(net, target, cfg.discount, bool(cfg.double), cfg.precision, cfg.compile)
     frame = cfg.env.frame_size, cfg.env.frame_size
     rule = {"channels_last": cfg.channels_last, "n_step": cfg.n_step or 1, "discount": cfg.discount}
-    replay = FrameReplay(cfg.replay_capacity, games.count, frame, device=device, **rule)
+    replay = FrameReplay(min(cfg.replay_capacity, cfg.total_steps), games.count, frame, device=device, **rule)
     window = Window()
     streams = NumpyStreams(cfg.seed, "policy", "replay")
     updates = round(cfg.updates_per_transition * games.count)
@@ -122,7 +122,7 @@ def train(cfg: DictConfig) -> None:
 
             # ---------------------------------------------------------------------------------- record
             if at["step"] % cfg.log_every == 0:
-                line = window.close(at["step"], net)
+                line = window.close(at["step"], net, cfg)
                 if session.trigger.measures and at["probe"] is not None:
                     line |= measure()
                     line["relative_gradient"] = line["probe_gradient_norm"] / line["weight_norm"]
@@ -154,7 +154,7 @@ def make_optimizer(net: nn.Module, cfg: DictConfig) -> torch.optim.Optimizer:
 
 
 def replay_batches(cfg: DictConfig, replay: Any, learner: Learner, device: torch.device) -> Any:
-    """Yield 100 batches (inputs, actions and targets) from the replay, for methods that look at data at a boundary."""
+    """Yield 100 batches (inputs, actions and targets) from the replay, for methods that look at data."""
     stream = numpy_generator(cfg.seed, "boundary_batches")
     for _ in range(100):
         batch = replay.sample(cfg.batch_size, stream, device)

@@ -96,7 +96,7 @@ def say_warnings_once() -> None:
     from rl.sac.humanoid.environment import mujoco
 
     said = lru_cache(maxsize=1000)(lambda text: print(f"MuJoCo: {text}", file=sys.stderr))
-    mujoco.set_mju_user_warning(said)
+    mujoco.set_mju_user_warning(lambda text: said(text.partition(" Time = ")[0]))
 
 
 def physics(environment: gymnasium.Env) -> Any:

@@ -149,8 +149,7 @@ class GaussianHead(nn.Module):
 class Actor(nn.Module):
     """Squashed-Gaussian policy: normalised observations (batch, size) -> (mean, log_std), (batch, actions) each.
 
-    `embed` is the encoder and `head` all that follows, the split that plasticity injection needs. A tanh maps the
-    log-deviation to [-10, 2] without a hard clip.
+    `embed` is the encoder and `head` all that follows, the split that plasticity injection needs. log_std: tanh in [-10, 2].
     """
 
     def __init__(

@@ -3,7 +3,7 @@
     python rl/sac/train.py experiment=fig4b_walk size=paper method=shrink_perturb seed=2
 
 `at["step"]` counts agent steps; what is logged counts environment steps: agent steps times action_repeat. Phase 0 ends at
-the midpoint. Every random number is a pure function of the seed, its purpose and the agent step.
+the midpoint. Every random number is a pure function of the seed, its purpose and a count (of steps, episodes or draws).
 """
 
 import sys

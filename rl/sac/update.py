@@ -102,7 +102,7 @@ def actor_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
 
 
 def critic_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
-    """Return (measurements, gradients) of the critics: detached and 0-d, the loss and the mean value.
+    """Return (measurements, gradients) of the critics; the measurements, detached and 0-d, are loss and mean value.
 
     The loss against the targets r + discount (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s')) is summed over the
     critics and averaged over the batch, without a factor 1/2, as in the reference implementation. Truncated transitions

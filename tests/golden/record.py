@@ -4,9 +4,8 @@
     python tests/golden/record.py metrics               # write the checksums of the smoke runs
     python tests/golden/record.py metrics --keep FOLDER # and keep their metrics.jsonl, to see what differs
 
-A change of code that is not meant to change results leaves both files as they are. Identities are the same on every machine;
-the bytes of metrics.jsonl depend on the processor and on the version of PyTorch, so their record names both, and the test
-compares them where both agree.
+A change that is not meant to change results leaves both files as they are. The bytes of metrics.jsonl depend on processor
+and PyTorch, which their record names; the test compares them where both agree.
 """
 
 import argparse
@@ -67,8 +66,7 @@ def identity_of(experiment: str, size: str, method: str) -> str:
 
 
 def identity_in(domain: Domain, composed: DictConfig) -> str:
-    """Return `<identity of the run>/<identity of its shared first phase>` ("-" if phase 0 is not shared),
-    or "refused" where the experiment has a trigger and the method acts during training."""
+    """Return `<identity>/<identity of the shared phase 0, or "-">`, or "refused" where trigger and method do not fit."""
     try:
         cfg = resolve(domain, composed)
     except UserError:
@@ -92,8 +90,7 @@ def machine() -> str:
 
 
 def metrics(folder: Path, domains: Iterable[str] = SCRIPTS) -> dict[str, str]:
-    """Return the checksum of metrics.jsonl of each smoke run, trained below `folder`. Each method runs undisturbed, then
-    killed after phase 0 and resumed, then without a shared first phase. All three must write the same bytes."""
+    """Return checksums of metrics.jsonl of smoke runs: undisturbed, killed and resumed, without a trunk; all the same."""
     found = {}
     for domain in domains:
         script, (during, steps) = Script(SCRIPTS[domain]), KINDS[domain]

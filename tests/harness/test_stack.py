@@ -1,5 +1,4 @@
-"""Runs that one process trains as a stack take turns, meet, wait and fail each by itself. tests/rl/test_sac_stack.py stops
-such runs, and reads what each has printed."""
+"""Runs that one process trains as a stack take turns, meet, wait and fail each by itself."""
 
 import sys
 import time

@@ -1,7 +1,5 @@
 """inspect, apply and targets on files: the same numbers as in memory, and nothing treated that a file does not show.
-
-Of files that are damaged, crafted or odd: one clear line or the right numbers, never a traceback or a leak. In folders as
-transformers writes them, the architecture in config.json decides the targets."""
+Damaged, crafted and odd files give one clear line or the right numbers, never a traceback or a leak."""
 
 import json
 import os

@@ -261,6 +261,7 @@ def test_what_would_be_treated_twice_or_begin_to_train_is_refused():
         ("lacks the weights of net 'net'", {"initial": {"model": net.state_dict()}}),
         ("holds the weights of net 'net' themselves", {"initial": net.state_dict()}),
         ("list is no optimizer", {"optimizers": []}),
+        ("initial is a Linear: give", {"initial": net[0]}),
     ):
         with pytest.raises(UserError, match=said):
             attach("none", net, **given)

@@ -8,6 +8,7 @@ from fire_core import UserError, attach, fire, reset_optimizer_state
 from fire_core.methods import create
 from fire_core.optim_state import copies_follow
 from fire_core.units import find_unit_layers, recycle
+from tests.tiny_nets import untouched
 
 
 def train(net, optimizer, steps=3):
@@ -163,6 +164,20 @@ class SharedCounter(Toy):
         k.add_(1)
 
 
+class Stacked(Toy):
+    """One momentum for all weights of a group, and a scalar that every step fills, as MuonAdamW of nanochat."""
+
+    def __init__(self, params):
+        super().__init__(params)
+        self.rate = torch.tensor(0.0)
+
+    def update(self, group):
+        self.rate.fill_(group["lr"])
+        new = torch.stack([p.grad for p in group["params"]])
+        momentum = self.state[group["params"][0]].setdefault("m", torch.zeros_like(new)).add_(new)
+        torch._foreach_sub_(group["params"], [*(self.rate * momentum)])
+
+
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, lr=0.1),
@@ -300,6 +315,13 @@ def test_memory_that_parameters_share_is_forgotten_if_any_of_them_changed():
         net, optimizer = trained(make)
         assert reset_optimizer_state(optimizer, "clear_changed", net.weight) == 2 and not optimizer.state
         assert "step" not in optimizer.param_groups[0]
+    pair = nn.Sequential(nn.Linear(3, 3, bias=False), nn.ReLU(), nn.Linear(3, 3, bias=False))
+    optimizer = Stacked(pair.parameters())
+    pair(x := torch.ones(2, 3)).sum().backward(), optimizer.step()
+    redo = attach(create("redo", threshold=9.0, first_phase=0), pair, optimizer, batches=lambda: [(x, x)])
+    with untouched(pair), pytest.raises(UserError, match="cannot be cleared in part"):
+        redo.after_pass()
+    assert reset_optimizer_state(optimizer, "clear_changed", pair[2].weight) == 1 and not optimizer.state
     net = nn.Linear(4, 3)
     optimizer = torch.optim.LBFGS(net.parameters())  # keeps its memory with the weight
     optimizer.step(lambda: net(torch.ones(2, 4)).square().sum())

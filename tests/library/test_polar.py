@@ -1,5 +1,4 @@
-"""The polar factor against float64 SVD, torch and the published formula, and its behaviour on awkward input.
-What must hold for any matrix is drawn by hypothesis: shape, condition, scale and kind."""
+"""The polar factor against float64 SVD, torch and the published formula; awkward and drawn matrices."""
 
 import math
 from pathlib import Path

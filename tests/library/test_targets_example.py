@@ -1,5 +1,4 @@
-"""Fused rows and heads: known, declared or shown by an example, and otherwise left out; never concluded from a name.
-The layers are those of public bug reports, each with a forward pass in which the order of the rows can be read."""
+"""Fused rows and heads of public bug reports: known, declared, shown by an example, or left out; never by a name."""
 
 import math
 
@@ -8,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from fire_core import UserError, find_targets, fire
+from fire_core.measure.dormancy import dormancy
+from fire_core.passes import call
 from fire_core.targets.rows import trace_rows
 from tests.polar_cases import oracle
-from tests.tiny_nets import Net, untouched
+from tests.tiny_nets import Net, replica, untouched
 
 
 def legacy_attention(net: Net, x: Tensor) -> Tensor:
@@ -244,5 +245,13 @@ def test_heads_follow_execution_or_are_refused(kind: str) -> None:
 def test_a_plain_sequential_runs_in_its_order() -> None:
     first, last = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Sequential(nn.Linear(8, 3), nn.Tanh())
     model = nn.Sequential(first, last)
-    for net, prefix in ((model, ""), (torch.compile(model), "_orig_mod.")):
+    for net, prefix in ((model, ""), (torch.compile(model), "_orig_mod."), (replica(model), "module.")):
         assert [t.name for t in find_targets(net, "head").included] == [f"{prefix}1.0.weight"]
+
+
+def test_compiled_graphs_stay_in_use_and_batches_come_from_any_device() -> None:
+    model, runs, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), [], torch.randn(3, 4)
+    net = torch.compile(model, backend=lambda graph, _: lambda *given: runs.append(1) or graph(*given))
+    for look in (lambda: find_targets(net, example=x), lambda: dormancy(net, [x])):
+        net(x), look(), net(x)
+    assert len(runs) == 4 and call(model.to("meta"), x).is_meta

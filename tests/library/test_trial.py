@@ -1,8 +1,4 @@
-"""Paired trials of methods on copies of a network: fire_core/trial.py.
-
-What should win on planted faults was written down before any trial was run (docs/how-to/try_before_you_treat.md). Stale
-moments are found with optimizer_state="keep": otherwise every method clears them.
-"""
+"""Paired trials of methods on copies of a network. What should win on planted faults was written down before."""
 
 import gc
 import random

@@ -81,6 +81,10 @@ def test_gated_units():
     torch.testing.assert_close(dormancy(net, [x])["0.gate"], (hidden / hidden.mean()).detach())
     recycle(net, layers[0], torch.tensor([2]), generator=torch.Generator().manual_seed(0))
     assert (net[0].down.weight[:, 2] == 0).all() and net[0].gate.bias[2] == 0 and net[0].up.bias[2] == 0
+    compiled, start = torch.compile(net), {name: p + 1 for name, p in net.state_dict().items()}
+    layer = find_unit_layers(compiled, x)[0][0]
+    recycle(compiled, layer, torch.tensor([3]), generator=torch.Generator(), initial=start)
+    assert torch.equal(net[0].gate.weight[3], start["0.gate.weight"][3])
 
 
 def shared(net, x):

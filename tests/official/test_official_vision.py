@@ -1,5 +1,4 @@
-"""Every cell of Figure 2 at size=paper is the official experiment: nets, data, schedules, boundaries, optimizers, tests.
-The numbers in `tests/official/` were recorded from the authors' code; its README says how."""
+"""Every cell of Figure 2 at size=paper is the official experiment: nets, data, schedules, boundaries, optimizers, tests."""
 
 import csv
 import gzip
@@ -102,9 +101,7 @@ def all_cells(fidelity, data: str, what: str, difference: float, tolerance: floa
 def test_nets_compute_the_same(net, mode, fidelity):
     """Logits, loss, every gradient's norm and direction, and the running statistics after one forward pass.
 
-    An input of a ReLU that is zero up to rounding is positive on one CPU and negative on another (AVX-512, AVX2), and its
-    gradient is passed on or not. Nets with ReLU are therefore held to 1e-3 in the gradients' norms, the others to 1e-5.
-    """
+    An input of a ReLU that is zero up to rounding differs in sign between CPUs, so nets with ReLU are held to 1e-3."""
     about, recorded = NETS[net], beginning(f"{net}.{mode}.", read_arrays(FOLDER / "models.npz"))
     model, order = build_paper(net), [name for name, *_ in about["tensors"]]
     shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -139,9 +136,8 @@ def test_nets_compute_the_same(net, mode, fidelity):
 def test_nets_start_the_same(net, fidelity):
     """Mean, deviation, least and greatest entry of every tensor over the draws of seeds 1, 2, 3, buffers included.
 
-    The convolutions of VGG have biases: after a pass of zeros their channels have no variance, and each batch norm divides
-    the rounding errors by sqrt(eps). From the fifth layer on, the statistics are these errors and differ between CPUs.
-    """
+    After a pass of zeros the biased convolutions of VGG have no variance; from the fifth layer on, the statistics are
+    rounding errors divided by sqrt(eps), which differ between CPUs."""
     states = []
     for seed in (1, 2, 3):
         torch.manual_seed(seed)
@@ -297,9 +293,7 @@ def test_a_search_covers_the_values_of_the_run_scripts():
 @pytest.fixture(scope="module", params=CELLS)
 def run(request, tmp_path_factory):
     """What one run of the loop does at compat=official, in order: pictures prepared, steps, boundaries, ends of epochs.
-
-    Protocol, kind of net and all that a cell sets for every size are those of its experiment; the data are a few coloured
-    squares that call themselves its data set."""
+    All but the data, a few coloured squares, is that of the cell's experiment."""
     experiment = request.param
     cfg, draw, labels = paper(experiment), torch.Generator().manual_seed(1), torch.arange(60) % 3
     size = 32 if cfg.model.name == "vgg16" else 8

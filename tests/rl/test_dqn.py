@@ -172,16 +172,16 @@ def test_measures_name_every_layer_and_stop_where_a_value_is_not_finite():
 def test_windows_average_since_the_last_line_and_stop_at_a_bad_loss():
     net, _ = trained()
     net(torch.zeros(1, 4, 14, 14)).sum().backward()
-    window = Window()
+    window, cfg = Window(), OmegaConf.create({"precision": "fp32", "learning_rate": 0.1})
     window.episodes = [(2.0, 10), (4.0, 20)]
     window.add(torch.tensor(1.0), torch.tensor(3.0))
     window.add(torch.tensor(2.0), torch.tensor(5.0))
-    figures = window.close(8, net)
+    figures = window.close(8, net, cfg)
     assert (figures["train_return"], figures["train_length"], figures["td_loss"]) == (3, 15, 1.5)
-    assert figures["mean_target"] == 4 and window.close(9, net).keys() == {"train_episodes"}
+    assert figures["mean_target"] == 4 and window.close(9, net, cfg).keys() == {"train_episodes"}
     window.add(torch.tensor(float("nan")), torch.tensor(0.0))
-    with pytest.raises(UserError, match="TD loss is nan at step 12"):
-        window.close(12, net)
+    with pytest.raises(UserError, match="TD loss at step 12 is nan"):
+        window.close(12, net, cfg)
 
 
 def test_paper_size_is_the_published_setting(fidelity):

@@ -115,9 +115,8 @@ def restored(replay):
 
 @pytest.mark.parametrize("between, block", [(1, 3), (13, 256)])
 def test_every_transition_of_every_checkpoint_equals_the_frame_stack_wrapper(between, block, monkeypatch):
-    """Saved after every `between` steps, from before the ring is full until it has wrapped around several times.
-    Odd turns continue with the restored replay, even ones with that which was saved. At last a restart truncates episodes
-    in their middle, and keeps their true next frames."""
+    """Saved after every `between` steps until the ring has wrapped around several times. Odd turns continue with the
+    restored replay, even ones with the saved one. At last a restart truncates episodes and keeps their next frames."""
     monkeypatch.setattr(module, "BLOCK", block)
     played = Played(0, capacity=20)
     for turn in range(121 // between):

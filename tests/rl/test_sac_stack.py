@@ -1,5 +1,4 @@
-"""SAC runs that one process trains as a stack equal single runs to rounding: updates, and sweeps that stop and resume.
-With tasks in worker processes, the same runs write the same bytes."""
+"""SAC runs stacked in one process equal single runs to rounding; with workers, they write the same bytes."""
 
 import os
 import re

@@ -36,8 +36,7 @@ def test_killed_after_the_last_step_the_results_are_still_there(tmp_path):
 
 
 def after_one_update(root: Path, method: str, *more: str, before: str = "") -> dict:
-    """The checkpoint of a Hopper run one step, and one update, after the midpoint at step 60. Runs below one root share
-    their first phase."""
+    """The checkpoint of a Hopper run one step, and one update, after the midpoint at step 60."""
     line = ["experiment=fig4b_hopper", "run.checkpoint_steps=1", f"method={method}", *more]
     SCRIPT.train(root, *line, before=before + killed("step >= 61"), expect=9)
     path = f"fig4b_hopper/smoke/{label(method, list(more))}/seed_1/checkpoint/step_000000000061.pt"
