@@ -1,7 +1,6 @@
 """Intervals, paired differences and the correction for multiple comparisons, computed with scipy.
 
-Intervals are Student's t over seeds. With three seeds a percentile bootstrap would give little more than their range,
-whose coverage is far below 95 %.
+Intervals are Student's t over seeds: of three seeds, a percentile bootstrap covers far less than 95 %.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ LEVEL = 0.05  # of the Holm-corrected tests
 
 
 class Estimate(NamedTuple):
-    """Mean, its 95 % interval, the two-sided p-value of "the mean is 0", number of seeds. Both are NaN for one."""
+    """Mean, its 95 % interval, two-sided p-value of "the mean is 0", number of seeds. Interval and p are NaN below two."""
 
     mean: float
     low: float

@@ -46,8 +46,7 @@ def stop_and_resume(domain: str, device: str, folder: Path) -> str:
 
 
 def fire_difference(device: str, ambient: str) -> float:
-    """Return the largest relative distance of a weight of ResNet-18 after `fire` on `device` from that on the CPU, with
-    torch.set_float32_matmul_precision(ambient)."""
+    """Return the largest relative distance of a weight of ResNet-18 after `fire` on `device` at `ambient` from the CPU's."""
     net = build("resnet18", classes=10, channels=3, image_size=32, width=16)
     other = copy.deepcopy(net).to(device)
     torch.set_float32_matmul_precision(ambient)

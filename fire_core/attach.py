@@ -46,8 +46,7 @@ def attach(
         method: a name (`fire-core methods` lists them), or what `fire_core.methods.create(name, ...)` returned.
         nets: the network, or name -> network.
         optimizers: the optimizer, or name -> optimizer, with the names of `nets`. Optimizers of other names are not the
-            method's, but `optimizer_state` reaches them. Read `optimizer` or `optimizers` of the result at every step:
-            some methods replace them.
+            method's, but `optimizer_state` reaches them. Step `optimizer` or `optimizers` of the result, always.
         initial: a copy of the state dict of the starting weights, or net name -> copy; by default of the present ones.
         loss: (output, target) -> scalar, for methods that take gradients of their own.
         batches: returns a new iterator of (inputs, targets) of the phase that comes, for methods that look at data.
@@ -184,7 +183,7 @@ class Attached:
     def after_step(self, skipped: bool | Callable[[], bool] = False) -> None:
         """Call it after the optimizer's step.
 
-        skipped: whether a GradScaler left the step out, or a function that returns it, called only where a method asks.
+        skipped: whether a GradScaler left the step out, or a function that tells it, called only if the method acts here.
         """
         acting, state = self.acting, self._training()
         if "gradients" in acting.needs and not self._has_gradients:

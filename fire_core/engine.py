@@ -250,8 +250,8 @@ def check_targets(
         start = (initial or {}).get(name, parameter)
         if getattr(start, "shape", None) != parameter.shape:
             raise UserError(
-                f"initial holds {start!r:.80} as {name!r}, which is {tuple(parameter.shape)} in the model: nothing was "
-                "changed; give the starting weights of this model"
+                f"initial holds {start!r:.80} as {name!r}, which is {tuple(parameter.shape)} in the model: this net "
+                "was not changed; give the starting weights of this model"
             )
 
 

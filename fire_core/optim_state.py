@@ -150,7 +150,7 @@ class _Memory(NamedTuple):
 
     counters: written while it trains. needed: read while it trains, without asking whether they are there. copies: of
     weights. first: what it starts with, constants or UNKNOWN. kept: keys of a state that are filled before the first step.
-    filled: attributes whose values are replaced in every step, and nothing else.
+    filled: attributes that training fills with a scalar and otherwise only reads.
     """
 
     counters: set[str]
@@ -182,6 +182,7 @@ def _memory(kind: Any) -> _Memory:
         training = "".join(ast.unparse(each) for name, each in methods.items() if name not in excluded)
         both = set(re.findall(r"self\.(\w+)\(", training))  # some start, and run in every step too
         memory.filled.update(re.findall(r"self\.(\w+)\.fill_\(", training))
+        memory.counters.update(re.findall(r"self\.(\w+)\.(?!fill_)\w+_\(", training))
         for name, method in methods.items():
             if name not in excluded:
                 text = ast.unparse(method)
@@ -299,10 +300,14 @@ def _is_number(value: Any) -> bool:
 
 
 def groups_in_one(part: Any) -> set[int]:
-    """Return the identities of the groups with one state tensor for all parameters, as of stacked momenta."""
-    owned = [(id(group), p) for group in part.param_groups for p in group["params"] if p in part.state]
-    held = [(g, p.shape, v) for g, p in owned for v in part.state[p].values() if isinstance(v, Tensor)]
-    return {g for g, shape, v in held if v.dim() > len(shape) and v.shape[1:] == shape}
+    """Return the identities of the groups that keep stacked momenta with one of their parameters."""
+    found = set()
+    for group in part.param_groups:
+        if len(held := [p for p in group["params"] if part.state.get(p)]) == 1 < len(group["params"]):
+            tensors = [v for v in part.state[held[0]].values() if isinstance(v, Tensor)]
+            if any(v.dim() > held[0].dim() and v.shape[1:] == held[0].shape for v in tensors):
+                found.add(id(group))
+    return found
 
 
 def _forget(part: Any, counters: list[Any], everything: bool, chosen: set[int]) -> set[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -18,9 +18,11 @@ def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def placed(net: nn.Module, batch: Any) -> Any:
-    """Return a batch with its tensors on the device of the first weight of `net`."""
-    device = next((weight.device for weight in net.parameters()), None)
-    return tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
+    """Return a batch on the device of the first weight of `net`, if no tensor of it is where a weight is."""
+    devices = [weight.device for weight in net.parameters()]
+    if not devices or any(isinstance(leaf, Tensor) and leaf.device in devices for leaf in tree_leaves(batch)):
+        return batch
+    return tree_map_only(Tensor, lambda tensor: tensor.to(devices[0]), batch)
 
 
 def call(net: nn.Module, inputs: Any) -> Any:

@@ -36,8 +36,7 @@ class FireSettings:
         iterations, normalize, tolerance: see `polar`. exact accepts the defaults of the first two only.
         scale: of the orthogonal factor. "official" is sqrt(out / in), divided by the number of taps for convolutions;
             "none" is 1; "initial" gives each matrix its Frobenius norm at initialisation.
-        variance_factor: with scale="initial", the mean square of the result's entries as a multiple of that at
-            initialisation; 1 is the initial norm itself.
+        variance_factor: with scale="initial", the mean square of the result's entries over that at initialisation.
         strength: the result is W + strength * (fire(W) - W); 1 is FIRE.
         degenerate: what to do with matrices that are zero or have a Frobenius norm below `min_norm`. "raise" names them
             before anything is changed; "skip" leaves them, with the reason in the report. NaN and infinity always raise.
@@ -141,8 +140,7 @@ def fire(
         targets: the matrices to treat: a preset, a pattern, a list of these, a callable (see `find_targets`), or a
             TargetTable.
         example: a batch that shows how fused weights are cut (see `find_targets`). Its values do not matter.
-        initial: starting weights by parameter name. scale="initial" needs them; they also let the report give the
-            distance moved relative to a full reset.
+        initial: starting weights by parameter name. For scale="initial", and `sfe_relative` in the report.
         dry_run: write nothing; the report says what would be done.
         group: process group whose ranks hold plain replicas of this model, to share the work among them.
         solver, iterations, normalize, scale, variance_factor, strength, degenerate, min_norm, tolerance: `FireSettings`.

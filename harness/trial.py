@@ -16,7 +16,7 @@ from harness.settings import key
 
 @dataclass
 class TrialKeys:
-    share: float | None = key("share of epochs or iterations after phase 0", above=0, most=1, added=True)
+    share: float | None = key("train this share of what follows phase 0", above=0, most=1, added=True)
     repeat: int | None = key("repeat whose order and draws count from phase 1 on", least=0, added=True)
 
 

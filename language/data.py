@@ -25,8 +25,7 @@ Batch = tuple[Tensor, Tensor]  # inputs and targets, each (windows, block) int64
 class Corpus:
     """The two token files of one corpus. `train` and `validation` are one-dimensional memory maps of token ids.
 
-    answers: {part: (tokens,) bool}, the tokens that the loss counts if documents are questions with answers; empty if
-    it counts all tokens.
+    answers: {part: (tokens,) bool}, the tokens that count if documents are questions with answers; empty: all.
     """
 
     name: str

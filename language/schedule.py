@@ -76,7 +76,7 @@ def open_corpora(cfg: DictConfig, world: World) -> tuple[Corpus, Corpus]:
 def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePlan]:
     """Return the two phases of a config that `check_settings` accepted: `iterations` long, or `passes` over their tokens.
 
-    Raises UserError for a phase of no iteration, for `save_at` beyond the end of one, and for a `boundary.fork` not kept.
+    Raises UserError for a phase of no iteration, `save_at` beyond its end, and a `boundary.fork` that phase 1 does not keep.
     """
     plans = []
     for index, key in enumerate(("phase_1", "phase_2")):

@@ -33,7 +33,7 @@ def dormancy_of(
     """Return the scores of each hidden layer in one pass of `inputs` through `net`, in its present mode.
 
     A layer counts once, where it is first read. Branches of one layer with a nonlinear function each (CReLU) are units of
-    their own. The sum of two layers, as on a residual stream, counts as the later of them. Without any, the output counts.
+    their own. The sum of two layers, as on a residual stream, counts as the later. If no layer is read, the output counts.
 
     Args:
         counted: function of the module that runs; where it returns False, the layer is left out.

@@ -24,7 +24,7 @@ class ContinualBackprop(UnitMethod):
     weights, outgoing weights 0 and age 0. Cost: three numbers per unit, one pass over the outgoing weights per step.
 
     Args:
-        compensate: add a replaced unit's mean contribution to the readers' biases: the output does not jump.
+        compensate: add a replaced unit's mean contribution to the readers' biases, if any, so that the output does not jump.
 
     The authors' code (loss-of-plasticity) replaces units of the same utility in every step that was recorded from it.
     Its "adaptable" utility is not offered, and its quota of convolutions counts all units once one is old. Three more

@@ -8,20 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.engine import observe
+from fire_core.errors import UserError
 from fire_core.methods.method import FIXTURE, Method, register, start_of
 from fire_core.report import Report
 from fire_core.state import State
-from fire_core.targets import match_parameters
-from fire_core.wrapped_models import unwrap
+from fire_core.targets import match_parameters, shorten
+from fire_core.wrapped_models import unwrap, unwrap_with
 
 
 def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
     """Set all parameters and buffers of `model` to `initial`, in place, and return the report.
 
     Args:
-        initial: a copy of the model's state dict. A missing parameter raises UserError, any other difference RuntimeError.
+        initial: a copy of the model's state dict. UserError where a key or a shape differs.
     """
-    model, initial = start_of(model, initial)
+    model, initial = unwrap_with(model, initial)
+    own, given = ({k: getattr(v, "shape", 0) for k, v in d.items()} for d in (model.state_dict(), initial))
+    if wrong := sorted({key for key, _ in own.items() ^ given.items()}):
+        raise UserError(f"initial and the model differ in {shorten(wrong)}: give a copy of state_dict()")
     with observe(model, action="reset", method="full_reset", initial=initial) as report:
         model.load_state_dict(initial)
     return report

@@ -48,6 +48,7 @@ class Parseval(Method):
 
     def check(self, state: State) -> None:
         """Raise UserError for targets that a net does not have, and for Gram matrices beyond LARGEST_GRAM rows."""
+        super().check(state)
         for net in state.nets.values():
             for key, view in self.weights(net).items():
                 rows, columns = view.matrices(net.get_parameter(key)).shape[-2:]

@@ -79,8 +79,7 @@ def _solved(factor: Tensor, iterations: int, square: Tensor | None = None) -> Po
 def _square(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
     """Solve nearly square matrices: iterate, continue where much is unfinished, deflate the rest, finish and check.
 
-    All steps together multiply a singular value by less than 1e6. Rounding errors of float32 (1e-7) therefore stay
-    below 1, and lost rank can be recognised.
+    All steps together multiply a singular value by less than 1e6: rounding errors (1e-7) stay below 1 and show lost rank.
     """
     columns = matrices.shape[2]
     work = matrices.clone()
@@ -221,8 +220,7 @@ def _tall_pass(matrices: Tensor, rational: bool) -> Polar | None:
     """Solve well-conditioned tall matrices by an iteration on n x n, or return None if none is well-conditioned.
 
     With L L^T = X^T X, X = (X L^-T) L^T and polar(X) = X L^-T polar(L)^T. The short schedule converges only where
-    sigma_min is at least 1/25 of the bound, and there X^T X loses hardly any accuracy. Other matrices get a result that
-    is far from orthogonal, or NaN.
+    sigma_min is at least 1/25 of the bound, and there X^T X loses hardly any accuracy; else the result is wrong or NaN.
     """
     gram = matrices.new_empty(len(matrices), matrices.shape[2], matrices.shape[2])
     inverses = kernels.cholesky_in_blocks(kernels.lower_gram(matrices, gram))

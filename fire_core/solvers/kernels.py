@@ -22,8 +22,7 @@ def rational_steps(
 ) -> Tensor:
     """Apply x -> x (a + b x^2) / (1 + c x^2) to the singular values of `matrices`, in place.
 
-    Returns (b,): the sum of 1 / (1 + c x^2) over the singular values before the last step, which is about the number of
-    those far below 1 / sqrt(c).
+    Returns (b,): the sum of 1 / (1 + c x^2) over the singular values before the last step: about how many are small.
 
     With `normalize`, `matrices` are first divided by a bound on their spectral norm, the root of ||X^T X||_F, which is
     at most n^(1/4) times too large. `spare` (b, m, n) and `square` (b, n, n) are workspace.

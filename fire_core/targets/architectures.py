@@ -28,7 +28,7 @@ NORMS = (
 # names of weights that hold several matrices in some models, at any place of the path
 FUSED = re.compile(
     r"kvq|(?<![a-z])w?(kv|qk|q_k|k_v)(?![a-z])|q_?k_?v|query_key|key_value|w_?pack|c_attn|att_proj|in_proj|w_?12|w_?13"
-    r"|gate_?(and_)?up|up_?gate|fused|packed|adaln|modulation\.lin"
+    r"|gate_?(and_)?up|up_?gate|fused|packed|adaln(_modulation|_single\.linear|$)|modulation\.lin"
 )
 # names of gates, of which some are stored together with what they multiply
 GATED = re.compile(r"gate|gating|glu(?![a-z])")
@@ -242,10 +242,10 @@ def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
     read_by_layers = {takes for _, takes, norm in after if not norm}
     if outputs not in {takes for _, takes, _ in after}:
         shares = (2, 3, 4, 6, 7, 9, 12) if place.parameter.dim() == 2 else (2, 3)  # bottlenecks have 4, too
-        share = next((n for n in shares if outputs / n in read_by_layers), 0)
+        fits = [n for n in shares if outputs / n in read_by_layers and (n < 7 or outputs == n * inputs)]
         plain = max(place.parameter.shape[2:], default=1) == 1 and (role != "o" or outputs > inputs)
-        if share and plain:
-            return f"its {outputs} outputs are {share} times what a later layer takes"
+        if fits and plain:
+            return f"its {outputs} outputs are {fits[0]} times what a later layer takes"
         named = re.match(r"(q|k|v|o|query|key|value)(_|$)", leaf)
         if role == "attention" and not named and after and outputs > max(inputs, after[0][1]):
             return f"in attention, with {outputs} outputs where the next layer takes {after[0][1]}"

@@ -228,6 +228,7 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module], traced: Traced | Non
 
 def _last(module: nn.Module) -> nn.Module | None:
     """Return the Linear that runs last in a plain nn.Sequential, or None."""
+    module = inside(module)[0]
     if type(module).forward is nn.Sequential.forward:
         layers = [child for child in module if any(p.dim() > 1 for p in child.parameters())]  # type: ignore[attr-defined]
         return _last(layers[-1]) if layers else None

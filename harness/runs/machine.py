@@ -41,7 +41,7 @@ def describe() -> dict[str, Any]:
 
 
 def write_facts(folder: Path, config: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Write config.yaml and meta.json at the start of a run or trunk. `earlier`: commits of earlier starts."""
+    """Write config.yaml and meta.json (`facts`, `describe()`, commits of earlier starts) at the start of a run or trunk."""
     write_atomic(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     content = describe() | facts
     if before := read_meta(folder):

@@ -1,5 +1,5 @@
 """Runs that one process trains together, as a stack. Each is a thread with the script's own loop, and one works at a time:
-until it needs what is computed for all at once (`meet`; when all that do not wait have asked), waits (`pause`), or ends."""
+until it needs what is computed for all at once (`meet`, once all that do not wait have asked), waits (`pause`), or ends."""
 
 import sys
 import threading

@@ -149,7 +149,7 @@ class GaussianHead(nn.Module):
 class Actor(nn.Module):
     """Squashed-Gaussian policy: normalised observations (batch, size) -> (mean, log_std), (batch, actions) each.
 
-    `embed` is the encoder and `head` all that follows, the split that plasticity injection needs. log_std: tanh in [-10, 2].
+    `embed` is the encoder, `head` all that follows: the split of plasticity injection. A tanh maps log_std to [-10, 2].
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """The passes of several agents at once, for runs that one process trains as a stack (`harness.runs.stack`).
 
 The two passes of an update, which take most of its time, are computed for all agents together: their weights lie in stacks,
-of which an agent's own are views. Numbers differ from those of a single run by rounding. Agents of another shape, as after
-plasticity injection, form a stack of their own.
+of which an agent's own are views. Numbers differ from those of a single run by rounding. Agents of one shape form a stack.
 """
 
 import math

@@ -288,6 +288,8 @@ def test_one_damaged_net_of_two_and_starting_weights_of_another_shape_change_not
     state.initial["net"]["2.bias"] = torch.zeros(1)
     with untouched(net), pytest.raises(UserError, match=r"lacks 2\.bias, or in that shape"):
         create("shrink_perturb").boundary(state)
+    with untouched(net), pytest.raises(UserError, match=r"differ in 2\.bias"):
+        create("full_reset").boundary(state)
     with pytest.raises(UserError, match=r"other shapes than net 'net' in 2\.bias"):
         attach("full_reset", net, initial=state.initial)
 

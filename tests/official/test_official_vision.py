@@ -100,7 +100,6 @@ def all_cells(fidelity, data: str, what: str, difference: float, tolerance: floa
 @pytest.mark.parametrize("net", NETS)
 def test_nets_compute_the_same(net, mode, fidelity):
     """Logits, loss, every gradient's norm and direction, and the running statistics after one forward pass.
-
     An input of a ReLU that is zero up to rounding differs in sign between CPUs, so nets with ReLU are held to 1e-3."""
     about, recorded = NETS[net], beginning(f"{net}.{mode}.", read_arrays(FOLDER / "models.npz"))
     model, order = build_paper(net), [name for name, *_ in about["tensors"]]
@@ -135,7 +134,6 @@ def test_nets_compute_the_same(net, mode, fidelity):
 @pytest.mark.parametrize("net", NETS)
 def test_nets_start_the_same(net, fidelity):
     """Mean, deviation, least and greatest entry of every tensor over the draws of seeds 1, 2, 3, buffers included.
-
     After a pass of zeros the biased convolutions of VGG have no variance; from the fifth layer on, the statistics are
     rounding errors divided by sqrt(eps), which differ between CPUs."""
     states = []
