@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fire_core.measure.dormancy import THRESHOLD, dormancy_of
 from fire_core.measure.metrics import deviation_from_isometry, feature_rank
-from fire_core.passes import arguments_of, call, in_mode
+from fire_core.passes import arguments_of, call, in_mode, placed
 from fire_core.targets import list_targets
 
 
@@ -63,7 +63,8 @@ def relative_gradient(
     """
     trained = [p for p in net.parameters() if p.requires_grad]
     with in_mode(net, training=False), torch.enable_grad():
-        gradients = torch.autograd.grad(loss(call(net, inputs), targets), trained, allow_unused=True)
+        value = loss(call(net, inputs), placed(net, targets))
+        gradients = torch.autograd.grad(value, trained, allow_unused=True)
     return relative_norm([g for g in gradients if g is not None], trained)
 
 
@@ -95,12 +96,11 @@ def curvature(
     Args:
         inputs: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
         loss: function of the net's output and `targets` that returns a scalar, twice differentiable.
-        generator: CPU generator of the starting vector.
-        iterations: number of Hessian-vector products.
+        generator: of the starting vector, on the CPU. iterations: number of Hessian-vector products.
     """
     state = dict(net.named_parameters()) | {name: buffer.clone() for name, buffer in net.named_buffers()}
     trained = [p for p in net.parameters() if p.requires_grad]
-    arguments, keywords = arguments_of(inputs)
+    (arguments, keywords), targets = placed(net, arguments_of(inputs)), placed(net, targets)
     # the fused forms of attention have no second derivative
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         value = loss(functional_call(net, state, arguments, keywords), targets)
