@@ -1,6 +1,6 @@
 """Parts that the figures share: curves, marks, levels, boundaries, legend, and files with captions.
 
-A band, a bar and an error bar have one meaning everywhere: the 95 % interval of the mean over the seeds, Student's t, as in
+A band and an error bar have one meaning everywhere: the 95 % interval of the mean over the seeds, Student's t, as in
 the tables. A dashed line is always a level, never a curve.
 """
 

@@ -249,6 +249,9 @@ def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
         named = re.match(r"(q|k|v|o|query|key|value)(_|$)", leaf)
         if role == "attention" and not named and after and outputs > max(inputs, after[0][1]):
             return f"in attention, with {outputs} outputs where the next layer takes {after[0][1]}"
+    waiting = {made for made, _, norm in before if not norm} - {takes for _, takes, _ in before}
+    if not after and place.parameter.dim() == 2 and outputs in waiting & {3 * inputs, 4 * inputs}:
+        return f"a layer before it makes {outputs} outputs, too: the gates of a recurrent cell"
     around = (*path.split(".")[-2:], type(place.parents[-1]).__name__.lower())
     is_reader = any(made % inputs == 0 for made, _, _ in before)
     if outputs not in read_by_layers and not is_reader and any(map(GATED.search, around)):

@@ -54,16 +54,13 @@ class Target:
         name: the parameter and the part of it, e.g. "layer1.0.conv1.weight[0,2]", "h.0.attn.c_attn.weight[q]".
         parameter: the name in `model.named_parameters()`; a tied weight has one name there and one target here.
         kind: "linear", "conv", "embedding", "expert", "ensemble", "bias", "norm", "lora", ...
-        index: `parameter[index]` is the stored block.
-        transposed: whether that block is stored as (in, out).
+        index: `parameter[index]` is the stored block. transposed: whether that block is stored as (in, out).
         shape: (out, in) of the matrix, () for a parameter without matrices.
         scale: sqrt(out / in), divided by the number of taps for convolutions: the published scale after projection.
-        included: whether the target is to be treated.
-        reason: why the target is included or left out.
+        included, reason: whether the target is to be treated, and why.
         role: "q", "k", "v", "o", "attention", "mlp" or "head", or "" if unknown.
-        module: name of the module that holds the parameter.
+        module: name of the module that holds the parameter. tied: whether the parameter is also an embedding table.
         aliases: all names of the parameter that patterns may use.
-        tied: whether the parameter is also an embedding table.
     """
 
     name: str

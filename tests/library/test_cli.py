@@ -1,5 +1,4 @@
-"""inspect, apply and targets on files: the same numbers as in memory, and nothing treated that a file does not show.
-Damaged, crafted and odd files give one clear line or the right numbers, never a traceback or a leak."""
+"""Files: the numbers are those in memory, nothing is treated that a file does not show, damage gives one clear line."""
 
 import json
 import os
