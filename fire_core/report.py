@@ -16,8 +16,7 @@ class Row:
     """What happened to one target, of shape (out, in). A figure that is undefined or was not measured is None.
 
     Args:
-        action: what was done, "skipped", or "left out" where it is not known how the weight is cut.
-        reason: why the target was skipped, or why it was included.
+        action, reason: what was done, "skipped", or "left out" where it is not known how the weight is cut; and why.
         dfi_before, dfi_after: deviation from isometry, `||W^T W - I||_F^2`, of the weight as stored (smaller Gram matrix).
         dfi_factor: the same for the orthogonal factor before scaling.
         sfe: squared Frobenius distance that the weight moved.

@@ -69,7 +69,8 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     """
     path = Path(path)
     if not path.is_dir() and (not path.is_file() or path.suffix == ".json"):
-        raise UserError(f"{str(path)!r} is neither a file of weights nor a folder (name that of an index)")
+        why = "is neither a file of weights nor a folder (name that of an index)"
+        raise UserError(f"{str(path)!r} {why if path.exists() else 'does not exist'}")
     found = _open_folder(path, key) if path.is_dir() else _open_file(path, key)
     config = (path if path.is_dir() else path.parent) / "config.json"
     described = path.is_dir() or re.match(r"(pytorch_)?model\b.*\.(safetensors|bin)$", path.name)

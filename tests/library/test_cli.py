@@ -246,7 +246,7 @@ def index(text: str, folder: Path) -> None:
 
 NESTED = '{"weight_map": ' + "[" * 200_000 + "]" * 200_000 + "}"
 UNUSABLE = [
-    ("x", lambda path: None, "is neither a file of weights nor a folder"),
+    ("x", lambda path: None, "does not exist"),
     ("x", os.mkfifo, "is neither a file of weights nor a folder"),
     ("x.pt", partial(write, {"model": nn.Linear(3, 3)}), "cannot be read safely"),  # code
     ("x.pt", partial(write, {**WEIGHTS, "c.weight": torch.eye(4).to_sparse()}), "is sparse"),
