@@ -12,7 +12,7 @@ from analysis.measures import digits
 
 def number(value: float | None, decimals: int = 4, sign: bool = False) -> str:
     """Return `value` with that many decimals, or "-" if it is missing."""
-    return "-" if pd.isna(value) else f"{value:{'+' if sign else ''}.{decimals}f}"
+    return "-" if pd.isna(value) else f"{value + 0.0:{'+' if sign else ''}.{decimals}f}"
 
 
 def spread(mean: float, low: float, high: float, decimals: int = 4, sign: bool = False) -> str:

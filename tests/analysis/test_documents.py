@@ -280,7 +280,7 @@ def test_what_is_said_of_the_fresh_trials():
     said, page = trial_evidence.verdict(found), prose("docs/how-to/try_before_you_treat.md")
     gain = re.search(r"none minus trial 0(\.\d\d) \[0(\.\d\d), 0(\.\d\d)\]", said)
     assert "does not hold up" in said and f"by {gain[1]} [{gain[2]}, {gain[3]}]" in page
-    for name, told in (("leader", "for 19 of 25 seeds"), ("cautious", "named a method, 13 times")):
+    for name, told in (("leader", "for 19 of 25 seeds"), ("cautious", "named a treatment, 13 times")):
         named = found[found[name] != "none"]
         assert (named[f"loss of the {name}"] < named["loss of none"]).all() and told in page
         assert str(len(named)) in told and len(found) == 25
