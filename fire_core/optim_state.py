@@ -182,7 +182,7 @@ def _memory(kind: Any) -> _Memory:
         training = "".join(ast.unparse(each) for name, each in methods.items() if name not in excluded)
         both = set(re.findall(r"self\.(\w+)\(", training))  # some start, and run in every step too
         memory.filled.update(re.findall(r"self\.(\w+)\.fill_\(", training))
-        memory.counters.update(re.findall(r"self\.(\w+)\.(?!fill_)\w+_\(", training))
+        memory.counters.update(re.findall(r"self\.(\w+)\.(?!fill_\()\w+_\(", training))
         for name, method in methods.items():
             if name not in excluded:
                 text = ast.unparse(method)
@@ -303,9 +303,10 @@ def groups_in_one(part: Any) -> set[int]:
     """Return the identities of the groups that keep stacked momenta with one of their parameters."""
     found = set()
     for group in part.param_groups:
-        if len(held := [p for p in group["params"] if part.state.get(p)]) == 1 < len(group["params"]):
-            tensors = [v for v in part.state[held[0]].values() if isinstance(v, Tensor)]
-            if any(v.dim() > held[0].dim() and v.shape[1:] == held[0].shape for v in tensors):
+        if len(held := [p for p in group["params"] if part.state.get(p)]) == 1:
+            p, several = held[0], len(group["params"]) > 1
+            stacks = [v for v in part.state[p].values() if isinstance(v, Tensor) and v.dim() > p.dim()]
+            if any(v.shape[1:] == p.shape and (several or len(v) == 1) for v in stacks):
                 found.add(id(group))
     return found
 

@@ -71,7 +71,7 @@ def trial(
         loss: (output, target) -> scalar, for methods that take gradients of their own.
         optimizer_state: what happens to the optimizer's memory, see `attach`.
 
-    Raises: UserError for DistributedDataParallel, FSDP, hooks, an unknown method, no starting weights, an iterator.
+    Raises: UserError for DDP, FSDP, hooks of parameters or optimizers, no starting weights, an unknown method, an iterator.
     """
     methods = [methods] if isinstance(methods, str | Method) else methods
     single, several = not isinstance(model, Mapping), isinstance(optimizer, Mapping)

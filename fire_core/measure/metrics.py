@@ -18,7 +18,7 @@ def _float(x: Tensor) -> Tensor:
 def deviation_from_isometry(matrix: Tensor) -> Tensor:
     """Return the DfI: squared Frobenius distance of the smaller Gram matrix to I, `||W^T W - I||_F^2` (FIRE, Eq. 2).
 
-    The larger Gram matrix of an m x n matrix has at most min(m, n) nonzero eigenvalues, and DfI `|m - n|` or more.
+    The larger Gram matrix of an m x n matrix has at most min(m, n) nonzero eigenvalues: its DfI would be `|m - n|` or more.
 
     Args:
         matrix: (..., m, n).

@@ -20,11 +20,12 @@ def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
     """Set all parameters and buffers of `model` to `initial`, in place, and return the report.
 
     Args:
-        initial: a copy of the model's state dict. UserError where a key or a shape differs.
+        initial: a copy of the model's state dict. UserError where a key or a parameter's shape differs.
     """
-    model, initial = unwrap_with(model, initial)
-    own, given = ({k: getattr(v, "shape", 0) for k, v in d.items()} for d in (model.state_dict(), initial))
-    if wrong := sorted({key for key, _ in own.items() ^ given.items()}):
+    model, initial = unwrap_with(model, initial or {})
+    names, held = model.state_dict().keys() ^ initial.keys(), dict(model.named_parameters())
+    names |= {key for key in held.keys() & initial.keys() if held[key].shape != initial[key].shape}
+    if wrong := sorted(names):
         raise UserError(f"initial and the model differ in {shorten(wrong)}: give a copy of state_dict()")
     with observe(model, action="reset", method="full_reset", initial=initial) as report:
         model.load_state_dict(initial)

@@ -47,7 +47,7 @@ class Parseval(Method):
         check_settings(self, coefficient="[0, inf)", scale="[0, inf)", gram="rows smaller")
 
     def check(self, state: State) -> None:
-        """Raise UserError for targets that a net does not have, and for Gram matrices beyond LARGEST_GRAM rows."""
+        """Raise UserError for targets that a net does not have, shards, and Gram matrices beyond LARGEST_GRAM rows."""
         super().check(state)
         for net in state.nets.values():
             for key, view in self.weights(net).items():

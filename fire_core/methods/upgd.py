@@ -98,8 +98,7 @@ class UPGD(Method):
     Args:
         rate_factor: learning rate as a multiple of the default optimizer's.
         sigma: deviation of the noise.
-        decay: of the average utility.
-        weight_decay: of all parameters; the default optimizer's does not count.
+        decay: of the average utility. weight_decay: of all parameters; the default optimizer's does not count.
         adaptive: take Adam's direction; False is the plain rule of the paper's streams, which needs a larger rate.
         maximum: see `PerturbedDescent`.
 

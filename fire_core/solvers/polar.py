@@ -67,7 +67,7 @@ def polar(
     machine epsilon times the largest count as lost rank, which `completed` reports. Of all factors that are then equally
     near to W, the result is the one nearest to the rectangular identity (see `fire_core.solvers.completion`).
 
-    Memory beside the result: about 4 times the larger of STACK_BYTES and the largest matrix. A float64 SVD: 20 matrices.
+    Memory beside the result: about 4 times the larger of STACK_BYTES and the largest matrix; for a float64 SVD, up to 20.
 
     Args:
         matrices: (..., m, n).

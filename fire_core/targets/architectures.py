@@ -28,7 +28,7 @@ NORMS = (
 # names of weights that hold several matrices in some models, at any place of the path
 FUSED = re.compile(
     r"kvq|(?<![a-z])w?(kv|qk|q_k|k_v)(?![a-z])|q_?k_?v|query_key|key_value|w_?pack|c_attn|att_proj|in_proj|w_?12|w_?13"
-    r"|gate_?(and_)?up|up_?gate|fused|packed|adaln(_modulation|_single\.linear|$)|modulation\.lin"
+    r"|gate_?(and_)?up|up_?gate|fused|packed|adaln(?!_single\.emb)|modulation\.lin"
 )
 # names of gates, of which some are stored together with what they multiply
 GATED = re.compile(r"gate|gating|glu(?![a-z])")
@@ -251,7 +251,7 @@ def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
             return f"in attention, with {outputs} outputs where the next layer takes {after[0][1]}"
     waiting = {made for made, _, norm in before if not norm} - {takes for _, takes, _ in before}
     if not after and place.parameter.dim() == 2 and outputs in waiting & {3 * inputs, 4 * inputs}:
-        return f"a layer before it makes {outputs} outputs, too: the gates of a recurrent cell"
+        return f"a layer before it makes {outputs} outputs, too: perhaps the gates of a recurrent cell"
     around = (*path.split(".")[-2:], type(place.parents[-1]).__name__.lower())
     is_reader = any(made % inputs == 0 for made, _, _ in before)
     if outputs not in read_by_layers and not is_reader and any(map(GATED.search, around)):

@@ -58,9 +58,8 @@ class Target:
         shape: (out, in) of the matrix, () for a parameter without matrices.
         scale: sqrt(out / in), divided by the number of taps for convolutions: the published scale after projection.
         included, reason: whether the target is to be treated, and why.
-        role: "q", "k", "v", "o", "attention", "mlp" or "head", or "" if unknown.
+        role: "q", "k", "v", "o", "attention", "mlp" or "head", or "" if unknown. aliases: names that patterns may use.
         module: name of the module that holds the parameter. tied: whether the parameter is also an embedding table.
-        aliases: all names of the parameter that patterns may use.
     """
 
     name: str

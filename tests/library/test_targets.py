@@ -195,7 +195,8 @@ IN = [  # model, rule, and what is in
     (nn.ModuleDict({"module": nn.Sequential(nn.Linear(3, 3))}), "0.weight", "module.0.weight"),
     (nn.ModuleDict({"qkv": nn.Conv1d(2, 6, 1), "o": nn.Conv1d(2, 2, 1)}), "all", "o.weight[0]"),
     (nn.Sequential(nn.ModuleList([nn.Linear(5, 8), nn.Linear(2, 8)]), nn.Linear(2, 2)), "all", "1.weight"),
-    (nn.ModuleDict(dict(a=nn.Linear(2, 14), o=nn.Linear(2, 2), adaLN=nn.Linear(2, 12))), "all", "o.weight"),
+    (nn.Sequential(nn.Linear(2, 14), nn.Linear(2, 2)), "all", "1.weight"),
+    (nn.ModuleDict(dict(o=nn.Linear(2, 2), adaLN=nn.Sequential(nn.Linear(2, 12)))), "all", "o.weight"),
     (declared(nn.Conv1d(3, 4, 1), q=1, k=1, v=2), "qk", "weight[q,0] weight[k,0]"),
     (declared(nn.Conv1d(3, 4, 2), q=1, k=1, v=2), "weight.q", "weight[q,0] weight[q,1]"),
 ]

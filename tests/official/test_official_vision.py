@@ -290,8 +290,7 @@ def test_a_search_covers_the_values_of_the_run_scripts():
 
 @pytest.fixture(scope="module", params=CELLS)
 def run(request, tmp_path_factory):
-    """What one run of the loop does at compat=official, in order: pictures prepared, steps, boundaries, ends of epochs.
-    All but the data, a few coloured squares, is that of the cell's experiment."""
+    """What a run of a cell does on coloured squares, in order: pictures prepared, steps, boundaries, ends of epochs."""
     experiment = request.param
     cfg, draw, labels = paper(experiment), torch.Generator().manual_seed(1), torch.arange(60) % 3
     size = 32 if cfg.model.name == "vgg16" else 8
