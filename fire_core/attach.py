@@ -46,7 +46,7 @@ def attach(
         method: a name (`fire-core methods` lists them), or what `fire_core.methods.create(name, ...)` returned.
         nets: the network, or name -> network.
         optimizers: the optimizer, or name -> optimizer, with the names of `nets`. Optimizers of other names are not the
-            method's, but `optimizer_state` reaches them. Step `optimizer` or `optimizers` of the result, always.
+            method's, but `optimizer_state` reaches them. Step those of the result: some methods replace them.
         initial: a copy of the state dict of the starting weights, or net name -> copy; by default of the present ones.
         loss: (output, target) -> scalar, for methods that take gradients of their own.
         batches: returns a new iterator of (inputs, targets) of the phase that comes, for methods that look at data.

@@ -152,7 +152,7 @@ def observe(
 ) -> Iterator[Report]:
     """Yield an empty report, and fill it in when the `with` block ends: compare all parameters before and after it.
 
-    `Report.changed` then names every parameter that differs, biases and norm layers included. No matrices, no rows.
+    `Report.changed` then names all parameters that differ, biases and norms too. Without matrices, it has no rows.
 
     Args:
         action, method: written into the rows and the report.

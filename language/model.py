@@ -130,7 +130,7 @@ class Decoder(nn.Module):
     """GPT-2 style decoder from token ids to logits.
 
     Weights are drawn from torch's global generator as those of GPT-2 (Radford et al. 2019, section 2.3): normal with
-    standard deviation 0.02, for the two projections into the residual stream divided by sqrt(2 * layers). Biases: 0.
+    standard deviation 0.02, in the two projections into the residual stream over sqrt(2 * layers). Norms are 1, biases 0.
     """
 
     def __init__(self, shape: Shape) -> None:

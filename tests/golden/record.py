@@ -4,8 +4,7 @@
     python tests/golden/record.py metrics               # write the checksums of the smoke runs
     python tests/golden/record.py metrics --keep FOLDER # and keep their metrics.jsonl, to see what differs
 
-A change that is not meant to change results leaves both files as they are. The bytes of metrics.jsonl depend on processor
-and PyTorch, which their record names; the test compares them where both agree.
+Where results do not change, both files stay. Metrics are compared where processor and PyTorch are those of the record.
 """
 
 import argparse

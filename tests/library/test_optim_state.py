@@ -316,12 +316,14 @@ def test_memory_that_parameters_share_is_forgotten_if_any_of_them_changed():
         assert reset_optimizer_state(optimizer, "clear_changed", net.weight) == 2 and not optimizer.state
         assert "step" not in optimizer.param_groups[0]
     pair = nn.Sequential(nn.Linear(3, 3, bias=False), nn.ReLU(), nn.Linear(3, 3, bias=False))
-    optimizer = Stacked(pair.parameters())
-    pair(x := torch.ones(2, 3)).sum().backward(), optimizer.step()
-    redo = attach(create("redo", threshold=9.0, first_phase=0), pair, optimizer, batches=lambda: [(x, x)])
-    with untouched(pair), pytest.raises(UserError, match="cannot be cleared in part"):
-        redo.after_pass()
-    assert reset_optimizer_state(optimizer, "clear_changed", pair[2].weight) == 1 and not optimizer.state
+    x = torch.ones(2, 3)
+    for groups in ([*pair.parameters()], [{"params": [p]} for p in pair.parameters()]):
+        optimizer = Stacked(groups)
+        pair(x).sum().backward(), optimizer.step()
+        redo = attach(create("redo", threshold=9.0, first_phase=0), pair, optimizer, batches=lambda: [(x, x)])
+        with untouched(pair), pytest.raises(UserError, match="cannot be cleared in part"):
+            redo.after_pass()
+        assert reset_optimizer_state(optimizer, "clear_changed", pair[2].weight) == 1
     net = nn.Linear(4, 3)
     optimizer = torch.optim.LBFGS(net.parameters())  # keeps its memory with the weight
     optimizer.step(lambda: net(torch.ones(2, 4)).square().sum())

@@ -134,8 +134,7 @@ def test_nets_compute_the_same(net, mode, fidelity):
 @pytest.mark.parametrize("net", NETS)
 def test_nets_start_the_same(net, fidelity):
     """Mean, deviation, least and greatest entry of every tensor over the draws of seeds 1, 2, 3, buffers included.
-    After a pass of zeros the biased convolutions of VGG have no variance; from the fifth layer on, the statistics are
-    rounding errors divided by sqrt(eps), which differ between CPUs."""
+    After a pass of zeros, the statistics of VGG's later layers are rounding errors, which differ between CPUs."""
     states = []
     for seed in (1, 2, 3):
         torch.manual_seed(seed)
