@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.methods.method import NEEDS, Method
-from fire_core.optim_state import check_policy, copies_follow, reset_optimizer_state
+from fire_core.optim_state import check_policy, copies_follow, reset_optimizer_state, weights_of
 from fire_core.report import Report
 from fire_core.seeding import derive, kept_chance
 from fire_core.state import State, snapshot
@@ -65,6 +65,9 @@ def attach(
     check_nets(nets, initial or {})
     if not isinstance(optimizers, Mapping | None):
         optimizers = {next(iter(nets)): optimizers}
+    for target, source in followers:
+        if unwrap(target).state_dict().keys() != unwrap(source).state_dict().keys():
+            raise UserError(f"follower {type(target).__name__} has other keys than its source: give its net")
     if lacking := nets.keys() - (initial or nets):
         raise UserError(f"initial lacks the weights of net {min(lacking)!r}: give net name -> state dict")
     start = {name: dict(values) for name, values in (initial or snapshot(nets)).items()}
@@ -109,7 +112,8 @@ class Attached:
             raise UserError(
                 f"method {method.name!r} takes the place of the optimizer of net {min(lacking)!r}: give attach() that one"
             )
-        reset_optimizer_state(state.optimizers, "keep", [])  # is refused now rather than at a boundary
+        acts = "keep" if policy == "keep" else "clear_changed"
+        reset_optimizer_state(state.optimizers, acts, [])  # is refused now rather than at a boundary
         _check_parameters(method, state, renew)
         self.method, self.state, self.seed = method, state, seed
         self.optimizer_state, self.renew = policy, renew
@@ -228,16 +232,15 @@ class Attached:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned. The state of another method is left out: runs may share a first phase."""
         state = self._training()
-        if (found := saved.get("nets", {}).keys()) != state.nets.keys():
-            raise UserError(
-                f"this state is of the nets {[*found]}, and not of {[*state.nets]}: load what state_dict() gave"
-            )
+        for kind, own in {"nets": [*state.nets], "optimizers": [*state.optimizers]}.items():
+            if sorted(found := [*saved.get(kind, {})]) != sorted(own):
+                raise UserError(f"this state is of {kind} {found}, not of {own}: load what state_dict() gave")
         self._enter(saved["phase"])
         if self.saves_initial and "initial" in saved:
             if not saved["initial"]:
                 raise UserError("the saved run was given initial=: give attach() the same starting weights")
             for name, values in saved["initial"].items():
-                state.initial[name] = {key: value.cpu() for key, value in values.items()}
+                state.initial[name] = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in values.items()}
         cast(torch.Generator, state.generator).set_state(saved["generator"].cpu())
         self._built = self._built if self.acting.changes_optimizer else {}  # else of a later phase
         if self.method.changes_structure:
@@ -268,19 +271,28 @@ class Attached:
         """Put into `optimizers` the caller's, or those that the method makes: once, and again for new parameters."""
         self.state.optimizers.update(self._own)
         for name, net in self.state.nets.items() if self.acting.changes_optimizer else ():
-            groups = self._built[name].param_groups if name in self._built else []
-            held = {id(p) for group in groups for p in group["params"]}
+            held = weights_of([self._built[name]] if name in self._built else [])
             if any(p.requires_grad and id(p) not in held for p in net.parameters()):
-                groups = self._own[name].param_groups
-                rates = sorted({(float(g["lr"]), float(g.get("initial_lr", g["lr"]))) for g in groups})
-                own = f"method {self.method.name!r} makes an optimizer of its own"
-                if len(rates) > 1:
-                    told = ", ".join(str(rate) for rate, _ in rates)
-                    raise UserError(f"{own} with one rate, groups of yours have {told}: give all the same")
-                if any(group.get("maximize") for group in groups):
-                    raise UserError(f"{own}, which minimises: negate the loss in place of maximize=True")
+                _check_rates(self.method, self._own[name])
                 self._built[name] = self.acting.build(net, self._own[name])
+                _hand_on_hooks(self._own[name], self._built[name])
             self.state.optimizers[name] = self._built[name]
+
+
+def _check_rates(method: Method, optimizer: Optimizer) -> None:
+    """Raise UserError for groups with several rates, or that maximise, where a method makes one optimizer for them."""
+    groups, own = optimizer.param_groups, f"method {method.name!r} makes an optimizer of its own"
+    rates = sorted({(float(g["lr"]), float(g.get("initial_lr", g["lr"]))) for g in groups})
+    if len(rates) > 1:
+        told = ", ".join(str(rate) for rate, _ in rates)
+        raise UserError(f"{own} with one rate, groups of yours have {told}: give all the same")
+    if any(group.get("maximize") for group in groups):
+        raise UserError(f"{own}, which minimises: negate the loss in place of maximize=True")
+
+
+def _hand_on_hooks(old: Optimizer, new: Optimizer) -> None:
+    """Let `new` call the hooks of steps that `old` has, also after one of them is added or removed."""
+    vars(new).update({name: held for name, held in vars(old).items() if name.startswith("_optimizer_step_")})
 
 
 def _check_parameters(method: Method, state: State, renew: Renewal | None) -> None:
@@ -293,14 +305,15 @@ def _check_parameters(method: Method, state: State, renew: Renewal | None) -> No
                 raise UserError(
                     f"nets {owner!r} and {name!r} share {key!r}, which would be treated twice: let one of them hold it"
                 )
-        if method.changes_structure and not renew and name not in state.optimizers:
-            groups = [group for each in state.optimizers.values() for group in each.param_groups]
-            if not {id(p) for group in groups for p in group["params"]}.isdisjoint(map(id, net.parameters())):
-                of = f"method {method.name!r} adds weights to net {name!r}"
-                raise UserError(f"{of}: give its optimizer that name, or attach(renew=...)")
+        lost = method.changes_structure and not renew and name not in state.optimizers
+        if lost and not weights_of(state.optimizers.values()).keys().isdisjoint(map(id, net.parameters())):
+            of = f"method {method.name!r} adds weights to net {name!r}"
+            raise UserError(f"{of}: give its optimizer that name, or attach(renew=...)")
+        if method.changes_optimizer:
+            _check_rates(method, state.optimizers[name])
         if name in state.optimizers and (method.changes_structure or method.changes_optimizer):
-            held = {id(p) for group in state.optimizers[name].param_groups for p in group["params"]}
-            if (method.changes_optimizer or not renew) and (other := len(held - known)):
+            held = weights_of([state.optimizers[name]])
+            if (method.changes_optimizer or not renew) and (other := len(held.keys() - known)):
                 raise UserError(
                     f"method {method.name!r} replaces the optimizer of {name!r}, of which {other} parameters are in no net "
                     "with an optimizer: give them one of their own, or nets and optimizers by name"
@@ -324,4 +337,5 @@ def renewed(nets: Mapping[str, nn.Module], old: Mapping[str, Optimizer]) -> dict
         made[name] = type(before)(list(trained), **{k: v for k, v in present.items() if k in known})
         made[name].param_groups[0].update(present)
         made[name].state.update({p: memory for p, memory in before.state.items() if p in trained})
+        _hand_on_hooks(before, made[name])
     return made

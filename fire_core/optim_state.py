@@ -9,6 +9,7 @@ import ast
 import inspect
 import re
 import textwrap
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -31,6 +32,8 @@ NO_MEMORY = {"param_groups", "state", "defaults", "_dummy_overflow_buf", "name2q
 ORIGIN = "x0"  # the copy that MADGRAD and D-Adaptation compute new weights from: it cannot follow a change
 CAPTURED = {Adadelta, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop}  # a CUDA graph may hold what they remember
 UNKNOWN, ABSENT = object(), object()
+LOOPS = r"for (?:\w+, )?\(?(\w+)(?:, \w+)*\)? in [^\n]*(?:params|active_p)"  # over parameters, in source
+ZERO = r"^0(\.0)?$|zeros|tensor\(0(\.0)?[,)]"  # as a first value, in source
 
 
 def reset_optimizer_state(
@@ -95,7 +98,7 @@ def _chosen(changed: Report | Iterable[Tensor] | None, policy: str, nests: list[
     found = [changed] if isinstance(changed, Tensor) else list(changed or ())
     if wrong := [entry for entry in found if not isinstance(entry, Tensor)]:
         raise UserError(f"changed holds {wrong[0]!r}, which is not a parameter: {hint}")
-    stepped = {key for nest in nests for key in _weights(nest)}
+    stepped = {key for nest in nests for key in weights_of(nest)}
     left = [p for p in found if id(p) not in stepped]
     in_half = [p for p in left if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)]
     if stepped and (in_half or (left and len(left) == len(found))):
@@ -109,7 +112,7 @@ def _chosen(changed: Report | Iterable[Tensor] | None, policy: str, nests: list[
     return {id(p) for p in found}
 
 
-def _weights(nest: list[Any]) -> dict[int, Tensor]:
+def weights_of(nest: Iterable[Any]) -> dict[int, Tensor]:
     """Return the parameters of the optimizers of one nest, by identity."""
     return {id(p): p for part in nest for group in part.param_groups for p in group["params"]}
 
@@ -138,7 +141,7 @@ def _within(value: Any, key: Any = None) -> Iterator[tuple[Any, Any]]:
     if isinstance(value, Mapping):
         for inner, each in value.items():
             yield from _within(each, inner)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | deque):
         for each in value:
             yield from _within(each, key)
     elif isinstance(value, Tensor) or (hasattr(value, "param_groups") and not isinstance(value, nn.Module)):
@@ -149,8 +152,8 @@ class _Memory(NamedTuple):
     """What the source of a class says about its optimizers: keys of groups and states, and attributes.
 
     counters: written while it trains. needed: read while it trains, without asking whether they are there. copies: of
-    weights. first: what it starts with, constants or UNKNOWN. kept: keys of a state that are filled before the first step.
-    filled: attributes that training fills with a scalar and otherwise only reads.
+    weights. first: what it starts with, constants or UNKNOWN. kept: keys of a state that are filled before the first step
+    (in `first`, unless with zeros or a copy). filled: attributes that training fills with a scalar and otherwise only reads.
     """
 
     counters: set[str]
@@ -194,6 +197,9 @@ def _memory(kind: Any) -> _Memory:
                     memory.copies.add(key)
                 if name in starts and in_state:
                     memory.kept.add(key)
+                    known = is_copy or base.__module__.startswith("torch.optim.")
+                    if not known and not re.search(ZERO, ast.unparse(value)):
+                        memory.first[key] = UNKNOWN
                 elif name in starts and not (name in both and key in memory.first):
                     memory.first[key] = value.value if isinstance(value, ast.Constant) else UNKNOWN
                 if name not in NO_TRAINING | (starts - both) and not in_state and not is_copy:
@@ -215,7 +221,8 @@ def _writes(method: ast.FunctionDef) -> Iterator[tuple[str, str, ast.expr]]:
             case ast.Call(ast.Attribute(place, "copy_")):
                 places, value = [place], node
             case ast.Call(ast.Attribute(owner, "setdefault"), [key, value]):
-                places = [ast.Subscript(owner, key)]
+                setting = method.name == "step" and "state" not in ast.unparse(owner)
+                places = [] if setting else [ast.Subscript(owner, key)]
             case _:
                 continue
         values = getattr(value, "elts", [])
@@ -231,10 +238,10 @@ def _writes(method: ast.FunctionDef) -> Iterator[tuple[str, str, ast.expr]]:
 def _is_copy(value: ast.expr, method: ast.FunctionDef) -> bool:
     """Return whether an expression in a method copies a parameter."""
     text = ast.unparse(value)
-    loops = re.findall(r"for (\w+) in [^\n]*(?:params|active_p)", ast.unparse(method))
-    weights = "|".join({"p", "param", "parameter", *loops})
-    copies = re.search(r"\b(clone|copy_|deepcopy|float)\(", text) and re.search(rf"\b({weights})\b", text)
-    return bool(copies) and not re.search("grad|zeros|ones|full_like|empty", text)
+    weights = "|".join({"p", "param", "parameter", *re.findall(LOOPS, ast.unparse(method))})
+    copies = re.search(r"\b(clone|copy_|deepcopy|float|double)\(|\.to\(torch\.float", text)
+    own = re.search("grad|zeros|ones|full_like|empty|[<>]|[!=]=", text)  # a mask is no copy
+    return bool(copies and re.search(rf"\b({weights})\b", text)) and not own
 
 
 def copies_in(nest: list[Any]) -> list[tuple[str, Tensor, Tensor]]:
@@ -243,7 +250,7 @@ def copies_in(nest: list[Any]) -> list[tuple[str, Tensor, Tensor]]:
     Each is (key of the state or name of the attribute, parameter, copy). Raises UserError for other tensors in attributes.
     """
     keys = set().union(*(_memory(part.__class__).copies for part in nest))
-    weights = _weights(nest)
+    weights = weights_of(nest)
     found, known = [], {*weights, *(id(p.grad) for p in weights.values())}
     for p, entry in [item for part in nest for item in part.state.items() if isinstance(item[1], Mapping)]:
         tensors = [(key, value) for key, value in entry.items() if isinstance(value, Tensor)]
@@ -287,9 +294,12 @@ def _counters(part: Any) -> list[tuple[dict[str, Any], str, Any]]:
         owners += [(vars(part), first)] if _is_number(first) else []
         found += [(owner, key, value) for owner, value in owners if _is_number(owner.get(key))]
     unknown = [key for key in part.state if not isinstance(key, Tensor) and key in memory.kept]
+    unknown += [key for key in sorted(memory.kept) if memory.first.get(key) is UNKNOWN]
+    maps = {key: vars(part).get(key) for key in sorted(memory.counters - NO_MEMORY)}
+    unknown += [key for key, held in maps.items() if any(map(_is_number, getattr(held, "values", list)()))]
     for key in unknown + [key for _, key, first in found if first is UNKNOWN]:
         raise UserError(
-            f"{type(part).__name__} counts in {key!r}, and what it starts with is not known: build a new optimizer instead"
+            f"{type(part).__name__} keeps {key!r}, and what it starts with is not known: build a new optimizer instead"
         )
     return found
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,3 +43,10 @@ def snapshot(nets: Mapping[str, nn.Module]) -> dict[str, dict[str, Tensor]]:
         n: {k: v.cpu().clone() if isinstance(v, Tensor) else deepcopy(v) for k, v in net.state_dict().items()}
         for n, net in nets.items()
     }
+
+
+def load_values(net: nn.Module, values: Mapping[str, Any]) -> None:
+    """Load values that were taken from `net` as a plain dict, which lacks the versions of modules that state dicts have."""
+    held = net.state_dict()
+    held.update(values)
+    net.load_state_dict(held)

@@ -25,31 +25,26 @@ class Trigger:
     metric = ""  # name of the metric that the trigger observes, if it does
     missed = 0  # calls with metrics, but never the one that this trigger waits for
 
-    def observe(self, observed: Observed | None, name: str) -> float | None:
-        """Return the metric `name` as a float, or None if this call does not contain it.
+    def __call__(self, step: int, observed: Observed | None = None) -> bool:
+        """Return whether it is time to act. Every call counts as an observation, whatever the answer.
 
         Raises UserError for NaN, and for a metric that is missing from the first MOST_MISSED calls with metrics.
         """
         if not observed:
-            return None
-        if name not in observed:
+            return False
+        if self.metric not in observed:
             self.missed += self.missed >= 0
             if self.missed >= MOST_MISSED:
                 raise UserError(
-                    f"{type(self).__name__} waits for metric {name!r}, which none of {self.missed} calls with metrics "
-                    f"carried{did_you_mean(name, map(str, observed))}"
+                    f"{type(self).__name__} waits for metric {self.metric!r}, which none of {self.missed} calls with "
+                    f"metrics carried{did_you_mean(self.metric, map(str, observed))}"
                 )
-            return None
+            return False
         self.missed = -1  # seen once: it exists
-        value = float(observed[name])
+        value = float(observed[self.metric])
         if math.isnan(value):
-            raise UserError(f"metric {name!r} is NaN, and no trigger can decide on it: stop the run")
-        return value
-
-    def __call__(self, step: int, observed: Observed | None = None) -> bool:
-        """Return whether it is time to act. Every call counts as an observation, whatever the answer."""
-        value = self.observe(observed, self.metric)
-        return value is not None and self.decide(value)
+            raise UserError(f"metric {self.metric!r} is NaN, and no trigger can decide on it: stop the run")
+        return self.decide(value)
 
     def decide(self, value: float) -> bool:
         """Return whether it is time to act, given a new value of `metric`."""

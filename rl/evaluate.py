@@ -1,6 +1,7 @@
 """Evaluation of a policy in fresh environments.
 
-Environments need `count`, `reset() -> observations`, `step(actions) -> observations, rewards, terminated, truncated, ...`.
+Environments need `count`, `reset() -> observations`, `step(actions) -> observations, rewards, terminated, truncated, ...`,
+and for `play_steps` `lengths` and, as the last item of a step, the (return, length) of the episodes that ended in it.
 """
 
 from collections.abc import Callable
@@ -68,14 +69,10 @@ def play_steps(environments: Any, policy: Policy, steps: int) -> Evaluation:
     Environments restart in the step that ends an episode. Short episodes are favoured: those that still run are dropped.
     """
     result, observations = Evaluation(), environments.reset()
-    scores, lengths = np.zeros(environments.count), np.zeros(environments.count, np.int64)
     for _ in range(steps // environments.count):
-        observations, rewards, terminated, truncated, *_ = environments.step(policy(observations))
-        scores += rewards
-        lengths += 1
-        for index in np.flatnonzero(terminated | truncated):
-            result.returns.append(float(scores[index]))
-            result.lengths.append(int(lengths[index]))
-            scores[index], lengths[index] = 0.0, 0
-    result.unfinished = int((lengths > 0).sum())
+        observations, *_, finished = environments.step(policy(observations))
+        for score, length in finished:
+            result.returns.append(score)
+            result.lengths.append(length)
+    result.unfinished = int((environments.lengths > 0).sum())
     return result

@@ -37,6 +37,13 @@ class LayerMethod(Method):
         self.counts = {"steps": 0, "recycled": 0, "draws": 0}
         self.pending: list[Any] = []  # what `before_step` leaves to `after_step`
 
+    def check(self, state: State) -> None:
+        super().check(state)
+        if any(map(replicas_in, state.nets.values())):
+            raise UserError(
+                f"method {self.name!r} acts on what one process sees, so that replicas of DDP would come to differ"
+            )
+
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
         """Return what the method remembers of one layer, by name, as it is at the start."""
         return {}
@@ -72,11 +79,6 @@ class LayerMethod(Method):
         """
         if name not in self.layers:
             net = state.nets[name]
-            if replicas_in(net):
-                raise UserError(
-                    f"method {self.name!r} acts on what one process sees, and replicas would come to differ: it "
-                    "does not work with DistributedDataParallel"
-                )
             with kept_chance():  # a loader that shuffles draws from it
                 found, reasons = find_unit_layers(net, next(coming_inputs(state.batches, name, self.name)))
             reasons |= {layer.name: why for layer in found if (why := why_not(net, layer))}

@@ -11,7 +11,7 @@ from fire_core.engine import observe
 from fire_core.errors import UserError
 from fire_core.methods.method import FIXTURE, Method, register, start_of
 from fire_core.report import Report
-from fire_core.state import State
+from fire_core.state import State, load_values
 from fire_core.targets import match_parameters, shorten
 from fire_core.wrapped_models import unwrap, unwrap_with
 
@@ -20,15 +20,15 @@ def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
     """Set all parameters and buffers of `model` to `initial`, in place, and return the report.
 
     Args:
-        initial: a copy of the model's state dict. UserError where a key or a parameter's shape differs.
+        initial: a copy of the model's state dict. UserError where a key or a shape differs.
     """
     model, initial = unwrap_with(model, initial or {})
-    names, held = model.state_dict().keys() ^ initial.keys(), dict(model.named_parameters())
-    names |= {key for key in held.keys() & initial.keys() if held[key].shape != initial[key].shape}
-    if wrong := sorted(names):
+    states = (model.state_dict(), initial)
+    own, start = ({key: getattr(value, "shape", None) for key, value in each.items()} for each in states)
+    if wrong := sorted({key for key, _ in own.items() ^ start.items()}):
         raise UserError(f"initial and the model differ in {shorten(wrong)}: give a copy of state_dict()")
     with observe(model, action="reset", method="full_reset", initial=initial) as report:
-        model.load_state_dict(initial)
+        load_values(model, initial)
     return report
 
 

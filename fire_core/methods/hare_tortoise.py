@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fire_core.errors import check_settings
 from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.report import Report
-from fire_core.state import State
+from fire_core.state import State, load_values
 from fire_core.targets.model_targets import unwrapped
 from fire_core.wrapped_models import unwrap
 
@@ -59,16 +60,16 @@ class HareTortoise(Method):
         """Count the passes from 0, and at the first boundary start the tortoise."""
         self.count = self.count if self.period else 0
         for name, net in state.nets.items():
-            self._follow(name, unwrap(net).state_dict(), {})
+            self._follow(name, _tensors(net), {})
         return Report()
 
     @torch.no_grad()
     def after_step(self, state: State) -> None:
         """Follow the hare, and at the end of a period copy the tortoise into it."""
         for name, net in state.nets.items():
-            hare = unwrap(net).state_dict()
+            hare = _tensors(net)
             tortoise = self._follow(name, hare, state.initial.get(name, {}))
-            averaged = [key for key, value in hare.items() if value.is_floating_point()]
+            averaged = [key for key, value in hare.items() if value.is_floating_point() or value.is_complex()]
             precise = [hare[key].to(tortoise[key].dtype) for key in averaged]
             torch._foreach_lerp_([tortoise[key] for key in averaged], precise, 1.0 - self.momentum)
             for key in hare.keys() - averaged:
@@ -88,7 +89,7 @@ class HareTortoise(Method):
     def _follow(self, name: str, hare: dict[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tortoise of a net. Without one for these layers, it begins at `start`, or where the hare is."""
         if _shapes(self.tortoise.get(name, {})) != _shapes(hare):
-            start = start if start.keys() == hare.keys() else {unwrapped(key): v for key, v in start.items()}
+            start = start if start.keys() >= hare.keys() else {unwrapped(key): v for key, v in start.items()}
             first = start if name not in self.tortoise and _shapes(start) == _shapes(hare) else hare
             self.tortoise[name] = {
                 key: first[key].to(value.device, WIDER.get(first[key].dtype), copy=True)
@@ -98,21 +99,24 @@ class HareTortoise(Method):
 
     def _copy(self, state: State) -> None:
         for name, tortoise in self.tortoise.items():
-            unwrap(state.nets[name]).load_state_dict(tortoise)
+            load_values(unwrap(state.nets[name]), tortoise)
 
     def before_evaluation(self, state: State) -> None:
         for name, tortoise in self.tortoise.items():
-            net = unwrap(state.nets[name])
-            hare = net.state_dict()
+            hare = _tensors(state.nets[name])
             if _shapes(tortoise) == _shapes(hare):  # else it has other layers since the last step
                 self._hare[name] = {key: value.clone() for key, value in hare.items()}
-                net.load_state_dict(tortoise)
+                load_values(unwrap(state.nets[name]), tortoise)
 
     def after_evaluation(self, state: State) -> None:
         for name, hare in self._hare.items():
-            unwrap(state.nets[name]).load_state_dict(hare)
+            load_values(unwrap(state.nets[name]), hare)
         self._hare = {}
 
 
-def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {key: value.shape for key, value in weights.items()}
+def _tensors(net: nn.Module) -> dict[str, Tensor]:
+    return {key: value for key, value in unwrap(net).state_dict().items() if isinstance(value, Tensor)}
+
+
+def _shapes(weights: Mapping[str, Any]) -> dict[str, torch.Size]:
+    return {key: value.shape for key, value in weights.items() if isinstance(value, Tensor)}

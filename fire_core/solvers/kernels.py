@@ -72,11 +72,10 @@ def lower_gram(matrices: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def mirror(lower: Tensor) -> Tensor:
-    """Copy the lower triangle of `lower` (b, n, n) to the upper, in place, and return `lower`."""
+def mirror(lower: Tensor) -> None:
+    """Copy the lower triangle of `lower` (b, n, n) to the upper, in place."""
     for start, stop in _blocks(lower):
         lower[:, :start, start:stop] = lower[:, start:stop, :start].mT
-    return lower
 
 
 def cholesky_in_blocks(lower: Tensor) -> list[Tensor]:

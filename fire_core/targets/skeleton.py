@@ -2,8 +2,8 @@
 
 The kind of layer follows from the shape: a 2-D "weight" is a Linear, a 3-D to 5-D "weight" is a convolution. A file does
 not show everything, so what may be something else is left out, with the reason: what may be a table that is looked up,
-convolutions with one input channel, gains, weights that look fused, and layers that are transposed in GPT-2 but not in later
-models with the same names. Grouped convolutions cannot be told from others.
+convolutions with one input channel, gains, weights that look fused, layers that are transposed in GPT-2 but not in later
+models with the same names, and 3-D weights with a large last dimension. Grouped convolutions cannot be told from others.
 """
 
 import re
@@ -25,6 +25,7 @@ OUTPUTS = re.compile(
     r"(?:^|\.)(?:lm_head|embed_out|output_projection|head|head_dist|classifier|score|qa_outputs)(?:\.(?:\d+|fc))?\.weight$"
 )
 TALL = 8  # times as many rows as columns: wider than the feed-forward layers of common models
+LONGEST_KERNEL = 15  # of one dimension: a stack of matrices and a bilinear form have more columns
 CONVOLUTIONS: dict[int, Any] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
 
 
@@ -89,6 +90,8 @@ def _layer(word: str, tensor: Tensor, bias: Tensor | None, unclear: str) -> nn.M
         unclear = unclear or "stored as (in, out) by GPT-2, (out, in) by others"
     if dim in CONVOLUTIONS and tensor.shape[1] == 1:
         unclear = unclear or "one input channel: a depthwise convolution or a grey image"
+    if dim == 3 and tensor.shape[2] > LONGEST_KERNEL:
+        unclear = unclear or "three dimensions, the last one large: a stack of matrices or a long kernel"
     if dim == 2 and not unclear:
         return nn.Linear(1, 1, bias=False, device="meta")
     if dim in CONVOLUTIONS and not unclear:

@@ -1,7 +1,6 @@
 """Run folders, checkpoints, trunks and seeds, without any training."""
 
 import json
-import os
 import shutil
 import signal
 from functools import partial
@@ -204,17 +203,6 @@ def test_a_signal_after_the_last_step_ends_the_process_and_leaves_a_finished_run
     assert (run.folder / "DONE").exists() and not (run.folder / "RUNNING").exists()
     monkeypatch.undo()
     assert play(open_run(tmp_path)) == play(open_run(tmp_path / "whole"))
-
-
-def test_checkpoints_execute_nothing(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "executed"),)
-
-    torch.save({"a": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(UserError, match="could run code"):
-        checkpoints.load(tmp_path / "evil.pt")
-    assert not (tmp_path / "executed").exists()
 
 
 SHORT_WRITE = RuntimeError("[enforce fail at inline_container.cc:603] . unexpected pos 64 vs 0")

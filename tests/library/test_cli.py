@@ -182,7 +182,7 @@ def test_what_may_be_a_table_stays_out_of_a_bare_file(tmp_path: Path, name: str)
     shape = shapes.get(name, (V, D))
     shapes = {f"{name}.weight": shape, **BODY, "decoder.weight": (V, D), "decoder.bias": (V,)}
     shapes |= {"patch_embed.proj.weight": (D, 3, 4), "h.0.attn.c_attn.weight": (D, 3 * D)}
-    shapes |= {"h.0.mlp.c_fc.weight": (D, 64), "h.0.mlp.c_proj.weight": (64, D)}
+    shapes |= {"h.0.mlp.c_fc.weight": (D, 64), "h.0.mlp.c_proj.weight": (64, D), "experts.weight": (4, 64, D)}
     shapes |= {"h.0.attn.q_norm.weight": (4, D), "h.1.weight": (D, 6, 6), "h.1.bias": (D, 6, 6)}  # gains
     source = write({n: torch.randn(shape) for n, shape in shapes.items()}, tmp_path / "in.safetensors")
     assert included(source) == {*BODY, "decoder.weight", "patch_embed.proj.weight"}

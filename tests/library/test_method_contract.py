@@ -43,6 +43,14 @@ DURING = [  # those that act between boundaries
 IN_PLACE = [case for case in CASES if "official" not in case and not create(CASES[case][0]).changes_structure]
 
 
+class Versioned(torch.nn.Identity):  # refuses a state without its version, as MNASNet of torchvision does
+    _version, get_extra_state, set_extra_state = 1, lambda self: {"calls": 0}, lambda self, extra: None
+
+    def _load_from_state_dict(self, state, prefix, local, *rest):
+        assert local["version"] == 1
+        super()._load_from_state_dict(state, prefix, local, *rest)
+
+
 class Training:
     """A few steps of a small net with a method, as any loop makes them: two boundaries and a test after each pass."""
 
@@ -51,6 +59,7 @@ class Training:
         shape = NETS.get(net, {"image_size": 8})
         self.net = (Conv() if net == "tiny" else build(net, classes=5, channels=3, **shape)).to(dtype)
         self.net.to(memory_format=torch.channels_last if net == "resnet18" else torch.preserve_format)
+        self.net.versioned = Versioned()
         inputs = gaussian(2, 8, 3, shape["image_size"], shape["image_size"], seed=5).to(dtype)
         self.data = list(zip(inputs, torch.arange(16).view(2, 8) * 3 % 5))
         name, usual = CASES[case]
@@ -85,7 +94,7 @@ class Training:
         return self.train(3)
 
     def weights(self):
-        return torch.cat([value.flatten().double() for value in self.net.state_dict().values()])
+        return torch.cat([v.flatten().double() for v in self.net.state_dict().values() if torch.is_tensor(v)])
 
     def everything(self):
         """All numbers of the run: weights, those that were tested, the optimizer's memory, the random stream."""

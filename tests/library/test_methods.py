@@ -57,15 +57,6 @@ def test_missing_starting_weights_are_named_before_anything_changes(name):
         method.boundary(state)
 
 
-def test_min_norm_leaves_small_matrices_alone_and_is_told():
-    net, state = small_state()
-    net[2].weight.data.mul_(1e-5)
-    with untouched(net[2]):
-        report = create("fire", min_norm=1e-2).boundary(state)
-    (reason,) = (row.reason for row in report.rows if row.name == "net.2.weight")
-    assert report.changed == {"net.0.weight"} and "below min_norm=0.01" in reason
-
-
 @pytest.mark.parametrize("name", ["fire", "interpolate"])
 def test_variance_factor_is_the_share_of_the_initial_mean_square(name):
     net, state = small_state()
@@ -248,8 +239,10 @@ def test_what_would_be_treated_twice_or_begin_to_train_is_refused():
         attach(create("plasticity_injection", head=""), pair, both)
     with pytest.raises(UserError, match="was given no optimizer of net 'net'"):
         _ = attach("fire", net).optimizer
-    with pytest.raises(UserError, match="is of the nets"):
+    with pytest.raises(UserError, match="is of nets"):
         attach("fire", net).load_state_dict(attach("fire", pair).state_dict())
+    with pytest.raises(UserError, match="is of optimizers"):
+        attach("fire", net, both["both"]).load_state_dict(attach("fire", net).state_dict())
     bare = attach("dash", net, loss=nn.functional.mse_loss, batches=lambda: [torch.ones(2, 2)])
     with pytest.raises(UserError, match="batches yields a Tensor: let it yield pairs"):
         bare.boundary(1)
@@ -261,6 +254,7 @@ def test_what_would_be_treated_twice_or_begin_to_train_is_refused():
         ("lacks the weights of net 'net'", {"initial": {"model": net.state_dict()}}),
         ("holds the weights of net 'net' themselves", {"initial": net.state_dict()}),
         ("list is no optimizer", {"optimizers": []}),
+        ("follower Sequential has other keys than its source", {"followers": [(net, net[0])]}),
         ("initial is a Linear: give", {"initial": net[0]}),
     ):
         with pytest.raises(UserError, match=said):

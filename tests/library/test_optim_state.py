@@ -1,5 +1,7 @@
 """keep, clear, clear_changed: what the optimizer remembers afterwards."""
 
+from collections import deque
+
 import pytest
 import torch
 from torch import nn
@@ -133,8 +135,8 @@ class Masters(Toy):
         self.masters = {}
 
     def update(self, group):
-        for p in group["params"]:
-            p.copy_(self.masters.setdefault(p, p.float().clone()).sub_(group["lr"] * p.grad))
+        for _, w in enumerate(group["params"]):
+            w.copy_(self.masters.setdefault(w, w.to(torch.float32, copy=True)).sub_(group["lr"] * w.grad))
 
 
 class Wide(Toy):
@@ -272,9 +274,18 @@ def test_what_a_cuda_graph_may_hold_is_cleared_in_place():
 
 def test_memory_that_cannot_be_told_is_an_error_before_anything_is_written():
     net, optimizer = trained(OPTIMIZERS["sgd"])
-    optimizer.buffers = [torch.zeros(3)]
+    optimizer.buffers = deque([torch.zeros(3)])
     with pytest.raises(UserError, match="SGD keeps 1 tensors in its attribute 'buffers'"):
         reset_optimizer_state(optimizer, "clear", net.weight)
+
+    class Masked(Wide):
+        def __init__(self, params):
+            super().__init__(params)
+            for p in params:
+                self.state[p]["mask"] = (p.clone() != 0).float()
+
+    with pytest.raises(UserError, match="Masked keeps 'mask'"):
+        attach("fire", net, trained(Masked)[1])  # where it would not come too late
     net, optimizer = trained(Anchored)
     with pytest.raises(UserError, match=r"'x0'.*choose clear"):
         reset_optimizer_state(optimizer, "keep", net.weight)
@@ -306,7 +317,7 @@ def test_what_a_helper_of_every_step_counts_does_not_stay():
     _, optimizer = trained(Helped)
     assert optimizer.k == 4 and reset_optimizer_state(optimizer, "clear") == 2 and optimizer.k == 0
     _, optimizer = trained(lambda p: Helped(p, in_group=True))
-    with pytest.raises(UserError, match="Helped counts in 'scale'"):
+    with pytest.raises(UserError, match="Helped keeps 'scale'"):
         reset_optimizer_state(optimizer, "clear")
 
 

@@ -421,17 +421,19 @@ def test_an_optimizer_with_two_learning_rates_is_not_replaced_by_one_with_one(na
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     groups = [{"params": net[0].parameters()}, {"params": net[1].parameters(), "lr": 0.001}]
     adam = torch.optim.Adam(groups, lr=0.01, eps=1e-5)
-    treatment = attach(create(name, rate_factor=3.0), net, adam)
     with pytest.raises(UserError, match=r"groups of yours have 0\.001, 0\.01"):
-        treatment.boundary(1)
-    assert treatment.optimizer is adam
-    adam.param_groups[1] |= {"lr": 0.01, "maximize": True}
+        attach(create(name, rate_factor=3.0), net, adam)
+    adam.param_groups[1]["lr"] = 0.01
+    treatment = attach(create(name, rate_factor=3.0), net, adam)
+    adam.param_groups[1]["maximize"] = True
     with pytest.raises(UserError, match="which minimises: negate the loss"):
         treatment.boundary(1)
+    assert treatment.optimizer is adam
     adam.param_groups[1]["maximize"] = False
     treatment.boundary(1)
     first, last = treatment.optimizer.param_groups[0], treatment.optimizer.param_groups[-1]
     assert (first["lr"], first["rate_factor"], last["eps"]) == (pytest.approx(0.03), 3.0, 1e-5)
+    assert treatment.optimizer._optimizer_step_post_hooks is adam._optimizer_step_post_hooks
 
 
 def test_l2_er_keeps_the_inputs_of_training_steps_of_its_own_nets_alone():

@@ -22,7 +22,7 @@ from tests.official.test_official_vision import NETS, build_paper
 from tests.tiny_nets import METHODS, batch, fill, largest, load, load_into, net, state_of, u, untouched
 from vision.official.cbp import columns_of, linked_layers, mean_outgoing
 from vision.official.resets import magnitude, scores
-from vision.official.watched_units import OutputRecorder, chain, last_rows, watched_layers
+from vision.official.watched_units import OutputRecorder, chain, last_rows
 
 LAYERS, MOMENTS = json.loads((METHODS / "layers.json").read_text()), ("exp_avg", "exp_avg_sq")
 KINDS, CELLS = pytest.mark.parametrize("kind", ["conv", "vit"]), pytest.mark.parametrize("cell", NETS)
@@ -171,7 +171,7 @@ def test_l2_init(kind, fidelity):
 def test_layers_of_the_official_nets(cell, fidelity):
     recorded, model = LAYERS[cell], build_paper(cell)
     weights = {name.removesuffix(".weight"): p for name, p in model.named_parameters()}
-    ours = {name: place for place, name in enumerate(watched_layers(model))}
+    ours = {name: place for place, name in enumerate(layer.name for layer in chain(model))}
     theirs = {name: place for place, name in enumerate(recorded["redo_and_snr_hooked"])}
     assert len(ours) == len(theirs)
     layers, linked = chain(model), linked_layers(model)

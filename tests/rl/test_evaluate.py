@@ -6,26 +6,27 @@ from rl.evaluate import play_episodes, play_steps
 
 
 class Alternating:
-    """Two environments play episodes of `lengths` in turn, each begins with another one; returns are lengths."""
+    """Two environments play episodes of `wanted` lengths in turn, each begins with another one; returns are lengths."""
 
     count = 2
 
-    def __init__(self, lengths):
-        self.lengths, self.rounds = lengths, 0
+    def __init__(self, wanted):
+        self.wanted, self.rounds = wanted, 0
 
     def reset(self):
         self.number, self.rounds = self.rounds + np.arange(2), self.rounds + 1
-        self.time = np.zeros(2, int)  # the running episodes are dropped
-        return self.time
+        self.lengths = np.zeros(2, int)  # the running episodes are dropped
+        return self.lengths
 
     def step(self, actions):
         assert actions.shape == (2,)
-        self.time += 1
-        ended = self.time == np.take(self.lengths, self.number, mode="wrap")
+        self.lengths += 1
+        ended = self.lengths == np.take(self.wanted, self.number, mode="wrap")
+        finished = [(float(length), int(length)) for length in self.lengths[ended]]
         self.number[ended] += 1
-        self.time[ended] = 0
+        self.lengths[ended] = 0
         last = self.number % 2 == 0
-        return self.time, np.ones(2, np.float32), ended & last, ended & ~last
+        return self.lengths, np.ones(2, np.float32), ended & last, ended & ~last, finished
 
 
 def still(observations):

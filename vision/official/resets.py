@@ -38,9 +38,6 @@ class OfficialReDo(AfterTest, ResetsRows, ReDo):
     variant: ClassVar[str] = "official"
     fixed: ClassVar[tuple[str, ...]] = ("every_steps", "samples", "fresh", "reset_moments")
 
-    def after_step(self, state: State) -> None:
-        """Do nothing: the method acts after the test."""
-
     def after_test(self, state: State) -> None:
         for name, net in state.nets.items():
             layers = chain(net)[:-2]

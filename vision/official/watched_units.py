@@ -21,20 +21,15 @@ QUERY, KEY, VALUE = "to_q", "to_k", "to_v"
 Reduce = Callable[[UnitLayer, Tensor], Tensor]
 
 
-def watched_layers(net: nn.Module) -> list[str]:
-    """Return the names of every Linear and Conv2d that is not on a shortcut, in module order."""
-    layers = [name for name, module in net.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
-    return [name for name in layers if "shortcut" not in name]
-
-
 def is_attention(name: str) -> bool:
     """Return whether a layer makes queries, keys or values."""
     return name.split(".")[-1] in (QUERY, KEY, VALUE)
 
 
 def chain(net: nn.Module) -> list[UnitLayer]:
-    """Return the watched layers, each of them read by the next one in the list, and the last one by none."""
-    names = watched_layers(net)
+    """Return every Linear and Conv2d that is not on a shortcut, each read by the next one, and the last one by none."""
+    layers = [name for name, module in net.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    names = [name for name in layers if "shortcut" not in name]
     readers = [*(((name, 1),) for name in names[1:]), ()]
     units = [len(net.get_parameter(f"{name}.weight")) for name in names]
     return [UnitLayer(name, n, (name,), (), out) for name, n, out in zip(names, units, readers, strict=True)]
