@@ -25,3 +25,5 @@ try:
     __version__ = version("fire-core")
 except PackageNotFoundError:  # a checkout that is not installed
     __version__ = "0+unknown"
+
+__all__ = ["__version__", *(k for k, v in [*vars().items()] if "fire_core" in getattr(v, "__module__", ""))]

@@ -67,7 +67,7 @@ def attach(
         optimizers = {next(iter(nets)): optimizers}
     for target, source in followers:
         if unwrap(target).state_dict().keys() != unwrap(source).state_dict().keys():
-            raise UserError(f"follower {type(target).__name__} has other keys than its source: give its net")
+            raise UserError(f"follower {type(target).__name__} has other keys than its source: give the net")
     if lacking := nets.keys() - (initial or nets):
         raise UserError(f"initial lacks the weights of net {min(lacking)!r}: give net name -> state dict")
     start = {name: dict(values) for name, values in (initial or snapshot(nets)).items()}
@@ -109,10 +109,8 @@ class Attached:
         if "activations" in method.needs and (compiled or state.compiled):
             raise UserError(f"method {method.name!r} needs {NEEDS['activations']}: train with compiled=False")
         if method.changes_optimizer and (lacking := state.nets.keys() - state.optimizers):
-            raise UserError(
-                f"method {method.name!r} takes the place of the optimizer of net {min(lacking)!r}: give attach() that one"
-            )
-        acts = "keep" if policy == "keep" else "clear_changed"
+            raise UserError(f"{method.name!r} replaces the optimizer of {min(lacking)!r}: give that one, too")
+        acts = "keep" if (method.optimizer_state or policy) == "keep" else "clear_changed"
         reset_optimizer_state(state.optimizers, acts, [])  # is refused now rather than at a boundary
         _check_parameters(method, state, renew)
         self.method, self.state, self.seed = method, state, seed
@@ -233,7 +231,7 @@ class Attached:
         """Restore what `state_dict` returned. The state of another method is left out: runs may share a first phase."""
         state = self._training()
         for kind, own in {"nets": [*state.nets], "optimizers": [*state.optimizers]}.items():
-            if sorted(found := [*saved.get(kind, {})]) != sorted(own):
+            if {*own} - {*(found := [*saved.get(kind, {})])} or (kind == "nets" and len(found) > len(own)):
                 raise UserError(f"this state is of {kind} {found}, not of {own}: load what state_dict() gave")
         self._enter(saved["phase"])
         if self.saves_initial and "initial" in saved:
@@ -284,15 +282,14 @@ def _check_rates(method: Method, optimizer: Optimizer) -> None:
     groups, own = optimizer.param_groups, f"method {method.name!r} makes an optimizer of its own"
     rates = sorted({(float(g["lr"]), float(g.get("initial_lr", g["lr"]))) for g in groups})
     if len(rates) > 1:
-        told = ", ".join(str(rate) for rate, _ in rates)
-        raise UserError(f"{own} with one rate, groups of yours have {told}: give all the same")
+        raise UserError(f"{own} with one rate, yours have {[rate for rate, _ in rates]}: give all the same")
     if any(group.get("maximize") for group in groups):
         raise UserError(f"{own}, which minimises: negate the loss in place of maximize=True")
 
 
 def _hand_on_hooks(old: Optimizer, new: Optimizer) -> None:
     """Let `new` call the hooks of steps that `old` has, also after one of them is added or removed."""
-    vars(new).update({name: held for name, held in vars(old).items() if name.startswith("_optimizer_step_")})
+    vars(new).update({n: v for n, v in vars(old).items() if "optimizer_step_p" in n and not vars(new).get(n)})
 
 
 def _check_parameters(method: Method, state: State, renew: Renewal | None) -> None:

@@ -32,8 +32,8 @@ NO_MEMORY = {"param_groups", "state", "defaults", "_dummy_overflow_buf", "name2q
 ORIGIN = "x0"  # the copy that MADGRAD and D-Adaptation compute new weights from: it cannot follow a change
 CAPTURED = {Adadelta, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop}  # a CUDA graph may hold what they remember
 UNKNOWN, ABSENT = object(), object()
-LOOPS = r"for (?:\w+, )?\(?(\w+)(?:, \w+)*\)? in [^\n]*(?:params|active_p)"  # over parameters, in source
-ZERO = r"^0(\.0)?$|zeros|tensor\(0(\.0)?[,)]"  # as a first value, in source
+LOOPS = r"for (?:\w+, )?(\w+) in (?!zip)[^\n]*(?:params|active_p)"  # over parameters, in source
+ZERO = r"zeros|tensor\(0(\.0)?[,)]"  # as a first value, in source
 
 
 def reset_optimizer_state(
@@ -152,22 +152,22 @@ class _Memory(NamedTuple):
     """What the source of a class says about its optimizers: keys of groups and states, and attributes.
 
     counters: written while it trains. needed: read while it trains, without asking whether they are there. copies: of
-    weights. first: what it starts with, constants or UNKNOWN. kept: keys of a state that are filled before the first step
-    (in `first`, unless with zeros or a copy). filled: attributes that training fills with a scalar and otherwise only reads.
+    weights. first: what it starts with, constants or UNKNOWN. kept: the same of a state that is filled before a step,
+    ABSENT for zeros, copies and settings. filled: attributes that training fills with a scalar and otherwise only reads.
     """
 
     counters: set[str]
     needed: set[str]
     copies: set[str]
     first: dict[str, Any]
-    kept: set[str]
+    kept: dict[str, Any]
     filled: set[str]
 
 
 @cache
 def _memory(kind: Any) -> _Memory:
     """Return what the sources of a class and of its bases say. Raises UserError if one cannot be read."""
-    memory, asked = _Memory(set(), set(), set(), {}, set(), set()), set[tuple[str, str]]()
+    memory, asked = _Memory(set(), set(), set(), {}, {}, set()), set[tuple[str, str]]()
     for base in reversed(kind.__mro__):
         if base in (Optimizer, object) or base.__module__ in ("typing", "abc"):
             continue
@@ -193,15 +193,15 @@ def _memory(kind: Any) -> _Memory:
                 asked.update(re.findall(r"'(\w+)' (?:not )?in |\.(?:get|setdefault)\('(\w+)'", text))
             for owner, key, value in _writes(method):
                 is_copy, in_state = _is_copy(value, method), "state" in owner
+                first = value.value if isinstance(value, ast.Constant) else UNKNOWN
                 if is_copy:
                     memory.copies.add(key)
                 if name in starts and in_state:
-                    memory.kept.add(key)
-                    known = is_copy or base.__module__.startswith("torch.optim.")
-                    if not known and not re.search(ZERO, ast.unparse(value)):
-                        memory.first[key] = UNKNOWN
+                    setting = first is not UNKNOWN and not re.search(rf"\['{key}'\] [-+*/]?= ", training)
+                    known = is_copy or setting or base.__module__.startswith("torch.optim.")
+                    memory.kept[key] = ABSENT if known or re.search(ZERO, ast.unparse(value)) else first
                 elif name in starts and not (name in both and key in memory.first):
-                    memory.first[key] = value.value if isinstance(value, ast.Constant) else UNKNOWN
+                    memory.first[key] = first
                 if name not in NO_TRAINING | (starts - both) and not in_state and not is_copy:
                     memory.counters.add(key)
     memory.needed.difference_update(chain.from_iterable(asked))
@@ -221,7 +221,7 @@ def _writes(method: ast.FunctionDef) -> Iterator[tuple[str, str, ast.expr]]:
             case ast.Call(ast.Attribute(place, "copy_")):
                 places, value = [place], node
             case ast.Call(ast.Attribute(owner, "setdefault"), [key, value]):
-                setting = method.name == "step" and "state" not in ast.unparse(owner)
+                setting = method.name == "step" and "group" in ast.unparse(owner)
                 places = [] if setting else [ast.Subscript(owner, key)]
             case _:
                 continue
@@ -240,8 +240,8 @@ def _is_copy(value: ast.expr, method: ast.FunctionDef) -> bool:
     text = ast.unparse(value)
     weights = "|".join({"p", "param", "parameter", *re.findall(LOOPS, ast.unparse(method))})
     copies = re.search(r"\b(clone|copy_|deepcopy|float|double)\(|\.to\(torch\.float", text)
-    own = re.search("grad|zeros|ones|full_like|empty|[<>]|[!=]=", text)  # a mask is no copy
-    return bool(copies and re.search(rf"\b({weights})\b", text)) and not own
+    other = re.search(r"grad|zeros|ones|full_like|empty|[<>=] [^()]*\)\.", text)  # at last, a mask
+    return bool(copies and re.search(rf"\b({weights})\b", text)) and not other
 
 
 def copies_in(nest: list[Any]) -> list[tuple[str, Tensor, Tensor]]:
@@ -294,12 +294,12 @@ def _counters(part: Any) -> list[tuple[dict[str, Any], str, Any]]:
         owners += [(vars(part), first)] if _is_number(first) else []
         found += [(owner, key, value) for owner, value in owners if _is_number(owner.get(key))]
     unknown = [key for key in part.state if not isinstance(key, Tensor) and key in memory.kept]
-    unknown += [key for key in sorted(memory.kept) if memory.first.get(key) is UNKNOWN]
+    unknown += [key for key, first in memory.kept.items() if first is UNKNOWN]
     maps = {key: vars(part).get(key) for key in sorted(memory.counters - NO_MEMORY)}
-    unknown += [key for key, held in maps.items() if any(map(_is_number, getattr(held, "values", list)()))]
+    unknown += [k for k, m in maps.items() if isinstance(m, Mapping) and any(map(_is_number, m.values()))]
     for key in unknown + [key for _, key, first in found if first is UNKNOWN]:
         raise UserError(
-            f"{type(part).__name__} keeps {key!r}, and what it starts with is not known: build a new optimizer instead"
+            f"{type(part).__name__} keeps {key!r}, whose first value is not known: build a new optimizer, or choose keep"
         )
     return found
 
@@ -341,6 +341,8 @@ def _forget(part: Any, counters: list[Any], everything: bool, chosen: set[int]) 
                 for key, value in kept.items():
                     if isinstance(value, Tensor) and key not in memory.copies:
                         value.fill_(started.get(key, 0.0))
+                    elif memory.kept.get(key, ABSENT) is not ABSENT:
+                        kept[key] = memory.kept[key]
                 dropped.add(id(parameter))
     for owner, key, first in counters:
         if id(owner) in restarting and first is ABSENT:

@@ -40,9 +40,7 @@ class LayerMethod(Method):
     def check(self, state: State) -> None:
         super().check(state)
         if any(map(replicas_in, state.nets.values())):
-            raise UserError(
-                f"method {self.name!r} acts on what one process sees, so that replicas of DDP would come to differ"
-            )
+            raise UserError(f"method {self.name!r} acts on what one process sees: it does not work with DDP")
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
         """Return what the method remembers of one layer, by name, as it is at the start."""

@@ -24,8 +24,8 @@ def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
     """
     model, initial = unwrap_with(model, initial or {})
     states = (model.state_dict(), initial)
-    own, start = ({key: getattr(value, "shape", None) for key, value in each.items()} for each in states)
-    if wrong := sorted({key for key, _ in own.items() ^ start.items()}):
+    own, start = ({key: getattr(value, "shape", 0) for key, value in each.items()} for each in states)
+    if wrong := sorted({key for key, _ in own.items() ^ start.items() if not key.endswith("_extra_state")}):
         raise UserError(f"initial and the model differ in {shorten(wrong)}: give a copy of state_dict()")
     with observe(model, action="reset", method="full_reset", initial=initial) as report:
         load_values(model, initial)

@@ -108,7 +108,7 @@ def clear_moments(optimizers: Iterable[Optimizer], entries: Entries, chosen: Any
 
 def _moments(optimizers: Iterable[Optimizer], entries: Entries) -> list[Tensor]:
     held = [each for o in optimizers for each in o.state.get(entries.parameter, {}).values()]
-    found = [each for each in held if isinstance(each, Tensor) and each.numel() > 1]
+    found = [each for each in held if isinstance(each, Tensor) and each.numel() >= entries.parameter.numel()]
     if any(type(each) not in (Tensor, nn.Parameter) or each.dtype.itemsize == 1 for each in found):
         raise UserError("moments of 8 bits cannot be cleared in part: use an optimizer with 16 or 32")
     return [each for each in found if each.shape == entries.parameter.shape]

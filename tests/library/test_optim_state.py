@@ -1,7 +1,5 @@
 """keep, clear, clear_changed: what the optimizer remembers afterwards."""
 
-from collections import deque
-
 import pytest
 import torch
 from torch import nn
@@ -140,11 +138,19 @@ class Masters(Toy):
 
 
 class Wide(Toy):
-    """A float32 momentum that begins at 0."""
+    """A float32 momentum that begins at 0, a count and a setting, in a state that is filled before the first step."""
+
+    def __init__(self, params):
+        super().__init__(params)
+        for p in params:
+            state = self.state[p]
+            state["m"], state["k"], state["rate"] = torch.zeros_like(p).float(), 0, 0.5
+        self.state[params[0]]["rate"] = 0.25
 
     def update(self, group):
         for p in group["params"]:
-            p.sub_(group["lr"] * self.state[p].setdefault("m", torch.zeros_like(p).float()).add_(p.grad))
+            (state := self.state[p])["k"] += 1
+            p.sub_(state["rate"] * group["lr"] / state["k"] * state["m"].add_(p.grad))
 
 
 class Anchored(Toy):
@@ -274,7 +280,7 @@ def test_what_a_cuda_graph_may_hold_is_cleared_in_place():
 
 def test_memory_that_cannot_be_told_is_an_error_before_anything_is_written():
     net, optimizer = trained(OPTIMIZERS["sgd"])
-    optimizer.buffers = deque([torch.zeros(3)])
+    optimizer.buffers = [torch.zeros(3)]
     with pytest.raises(UserError, match="SGD keeps 1 tensors in its attribute 'buffers'"):
         reset_optimizer_state(optimizer, "clear", net.weight)
 
