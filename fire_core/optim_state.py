@@ -240,7 +240,7 @@ def _is_copy(value: ast.expr, method: ast.FunctionDef) -> bool:
     text = ast.unparse(value)
     weights = "|".join({"p", "param", "parameter", *re.findall(LOOPS, ast.unparse(method))})
     copies = re.search(r"\b(clone|copy_|deepcopy|float|double)\(|\.to\(torch\.float", text)
-    other = re.search(r"grad|zeros|ones|full_like|empty|[<>=] [^()]*\)\.", text)  # at last, a mask
+    other = re.search(r"grad|zeros|ones|full_like|empty|[<>=] [^()]*\)\.", text)  # the last one: a mask
     return bool(copies and re.search(rf"\b({weights})\b", text)) and not other
 
 
