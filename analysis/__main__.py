@@ -55,7 +55,7 @@ def write_tables(options: Namespace) -> int:
     wrong = sweep_report.show(results, [*dict.fromkeys(names)], Path(options.root), options.size)
     say(results.problems)
     print(*(f"not done: {line}\n" for line in wrong), sep="", end="", file=sys.stderr)
-    return int(bool(wrong))
+    return int(bool(wrong or results.problems))
 
 
 def count_claims(options: Namespace) -> int:

@@ -127,8 +127,6 @@ def _compared(part: Results, which: str, rounds: int) -> pd.DataFrame:
             row |= {f"{prefix}{name}": number for name, number in told}
         rows.append(row)
     table = pd.DataFrame(rows, columns=[*COLUMNS, "complete", "p_least"])
-    if table.empty:
-        return table[COLUMNS]
     together = table["planned"] * (which == "confirming")  # what was planned later has a family of its own
     for _, family in table[table["planned"] > 0].groupby(["kind", together]):
         both = corrected(family["p"], family["complete"])

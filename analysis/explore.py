@@ -67,7 +67,7 @@ def _setting(part: Results, rows: pd.DataFrame, labels: dict[str, int]) -> dict[
     figure, told, curves = first["figure"], list[dict[str, Any]](), dict[str, dict[str, Any] | None]()
     for kind, _, measure, values in estimates.numbers(part):
         of_measure = rows[(rows["kind"] == kind) & (rows["metric"] == measure.key)]
-        if kind not in KINDS or of_measure.empty:
+        if of_measure.empty:
             continue
         curve = f"{measure.metric}{', ends of phases' * (measure.reduce == 'late_phases')}"
         if kind == "result" and curve not in curves:

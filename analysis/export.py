@@ -21,7 +21,9 @@ def export(results: Results, folder: Path = RESULTS) -> list[Path]:
     for experiment, size in settings:
         part = results.select(experiment=experiment, size=size)
         wanted = {each.logged for each in [*measures.of(part), *measures.OTHERWISE]} | {*measures.EXPORTED}
-        curves.append(thin(part.metrics[part.metrics["metric"].isin(wanted)]))
+        rows = part.metrics[part.metrics["metric"].isin(wanted)]
+        whole = rows["metric"].isin({each.metric for each in measures.of(part) if each.reduce == "tail"})
+        curves += [rows[whole], thin(rows[~whole])]  # a mean over rows needs all of them
     thinned = pd.concat(curves, ignore_index=True) if curves else results.metrics
     table = merged(Results(own, thinned, results.boundaries), load_exported(folder), RUN)
     metrics = table.metrics.sort_values(CURVES, kind="stable")

@@ -83,7 +83,7 @@ class Results:
     @property
     def plain(self) -> "Results":
         """The results without runs that have overrides, or all results if there are no others."""
-        labels = self.runs["label"][self.runs["label"] == self.runs["method"]]
+        labels = self.finished["label"][self.finished["label"] == self.finished["method"]]
         return self.select(label=labels.unique()) if len(labels) else self
 
     @property
@@ -175,8 +175,10 @@ def load(root: str | Path = "runs", patterns: Sequence[str] = ("*",), size: str 
             ended = (folders.read_json(path / "summary.json") or {}).get("steps", 0) if done else 0
             if len(own) and own["step"].max() < ended:
                 raise UserError(f"metrics.jsonl ends at step {own['step'].max()}, and the run at {ended}")
-            files = map(folders.read_json, path.glob("boundary_*.json") if done else [])
-            found = [*map(_report, sorted(filter(None, files), key=lambda one: one.get("phase", 0)))]
+            files = [folders.read_json(file) for file in path.glob("boundary_*.json") if done]
+            if not all(files):
+                raise UserError("the report of a boundary cannot be read")
+            found = [*map(_report, sorted(files, key=lambda one: one.get("phase", 0)))]
         except UNREADABLE as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             problems.append(f"{path}: left out ({reason[:200]})")

@@ -124,7 +124,8 @@ def main() -> None:
             print(f"{kind:9} failed: {error}", flush=True)
             continue
         if gpu:
-            text = with_rate(text, kind, row["rate"], name)
+            busy = min(1, (os.cpu_count() or 1) / KINDS[kind][2])  # fewer cores than runs at a time: all wait
+            text = with_rate(text, kind, busy * row["rate"], name)
         if options.write:
             campaign.write_text(text)
             record("speed", row, ("domain", "size", "setting", "device"))

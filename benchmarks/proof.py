@@ -37,11 +37,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def stop_and_resume(domain: str, device: str, folder: Path) -> str:
     """Stop a smoke run of FIRE by a signal after its boundary, and resume it. Return "", or what went wrong."""
     settings = f"{PROOF[domain]} size=smoke method=fire run.progress=false device={device} run.root={folder}"
-    for first, expected in (["-c", STOP], STOPPED), ([], 0):
+    for first, expected, said in (["-c", STOP], STOPPED, "SIGTERM: saving"), ([], 0, "resuming from"):
         command = [sys.executable, *first, find(domain).script, *settings.split()]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        if done.returncode != expected:
-            return f"exit code {done.returncode} instead of {expected}: {(done.stdout + done.stderr)[-600:]}"
+        if done.returncode != expected or said not in done.stdout:
+            return f"exit code {done.returncode}, not {expected} with {said!r}: {(done.stdout + done.stderr)[-600:]}"
     return ""
 
 

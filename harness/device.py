@@ -47,13 +47,12 @@ def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def check_machine(cfg: DictConfig) -> None:
-    """Raise UserError for a device that cannot be used, and for compile=true where it cannot work."""
-    device = pick_device(cfg.device)
+def check_machine(cfg: DictConfig, here: bool = True) -> None:
+    """Raise UserError for compile=true where it cannot work and, if it trains `here`, a device that cannot be used."""
     if cfg.compile and "activations" in create(**cfg.method).needs:
-        hidden = "it watches activations, which compiled nets hide"
-        raise UserError(f"compile=true with method={cfg.method.name}: {hidden}; use compile=false")
-    if cfg.compile and device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
+        raise UserError(f"compile=true hides activations, which {cfg.method.name} watches: use compile=false")
+    on_cpu = here and pick_device(cfg.device).type == "cpu"
+    if cfg.compile and on_cpu and not shutil.which(os.environ.get("CXX", "g++")):
         raise UserError("compile=true needs a C++ compiler on a CPU: install one, set CXX or compile=false")
 
 

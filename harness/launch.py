@@ -60,7 +60,7 @@ def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[
 
         @functools.wraps(task)
         def command() -> None:
-            stop.exit_at_once()  # nothing is open yet, and an exception would be lost in what Hydra calls
+            stop.handle(stop.exit_at_once)  # nothing is open yet; Hydra would lose an exception
             try:
                 _command(domain, Job(script, task.__name__), sys.argv[1:])
             except (UserError, HydraException) as error:
@@ -117,8 +117,9 @@ def _sweep(domain: Domain, job: "Job", overrides: list[str], start: Callable[[],
         note = f"{len(moved)} of {len(runs)} runs have another config than earlier ones of their label, and tables leave out"
         note += f" the later: move the earlier folders elsewhere and rename {moved[0].parent} to theirs, or set run.root"
         print(note, flush=True)
-    stop.raise_interrupt()
-    stop.name_driver()
+    stop.handle(stop.interrupt)
+    if "hydra/launcher=submitit_slurm" not in overrides:  # its jobs outlive this process
+        stop.name_driver()
     here = not any(text.startswith("hydra/launcher=") for text in overrides)
     jobs = min(max(cfg.run.jobs for cfg in configs), len(runs))
     at_a_time = min(jobs * max(cfg.get("stack", 1) for cfg in configs), len(runs))
@@ -168,7 +169,7 @@ class Job:
 
     def train(self, *runs: tuple[DictConfig, DictConfig]) -> int:
         """Train one run, or several as a stack, and return the exit code."""
-        stop.raise_interrupt()
+        stop.handle(stop.interrupt)
         stop.end_with_driver()
         command = runpy.run_path(str(self.script))[self.function]
         trainings = [functools.partial(_run, command.domain, command.__wrapped__, *run) for run in runs]

@@ -49,7 +49,7 @@ def check_sweep(domain: Domain, overrides: list[str]) -> list[tuple[list[str], D
                 cfg = OmegaConf.merge(configs[others], {"seed": seeds[seed]})
             else:
                 cfg = resolve(domain, compose(domain, [*line, *hydras]))
-                check_machine(cfg)
+                check_machine(cfg, here=not any(text.startswith("hydra/launcher=") for text in hydras))
                 domain.check(cfg)
                 seeds[seed], configs[others] = cfg.seed, cfg
             runs.append((line, cfg))

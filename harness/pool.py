@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from harness import stop
@@ -58,8 +59,8 @@ class Pool:
             new = self.asked[self._passed_on :]
             self._passed_on += len(new)
             for number in new:
-                for process in self.running:
-                    if process.exitcode is None:
+                for process in [process for process in self.running if process.exitcode is None]:
+                    with suppress(ProcessLookupError):  # it ends just now
                         os.kill(process.pid, number)
             codes = {process: process.exitcode for process in self.running}
             self.codes += [code for code in codes.values() if code is not None]
@@ -85,7 +86,7 @@ def was_stopped(code: int) -> bool:
 def _call(function: Callable[..., object], *arguments: object) -> None:
     """Call the function in a session of its own, so that Ctrl-C reaches it once, through the pool."""
     os.setsid()
-    stop.raise_interrupt()
+    stop.handle(stop.interrupt)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, stop.SIGNALS)
         code = function(*arguments)

@@ -90,7 +90,7 @@ class Session:
             if self.run:
                 block.enter_context(self.run)
             else:
-                stop.ignore()  # the leader saves, and tells
+                stop.handle(stop.IGNORE)  # the leader saves, and tells
             block.enter_context(seeded(self.cfg.seed, "train", *self.world.position))
             saved = self.world.from_leader(self.run.resume(self.fork) if self.run else None)
             if saved is not None:
@@ -112,7 +112,7 @@ class Session:
             "treatment": self.treatment.state_dict(),
             "trigger": self.trigger.state_dict(),
             "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "kept": {name: part.state_dict() for name, part in self._kept.items()},
         }
 
@@ -125,7 +125,8 @@ class Session:
             part.load_state_dict(saved["kept"][name])
         if self.world.is_leader:
             torch.set_rng_state(saved["random"])
-            torch.cuda.set_rng_state_all(saved["random_cuda"][: torch.cuda.device_count()])
+            if self.device.type == "cuda" and saved["random_cuda"] is not None:
+                torch.cuda.set_rng_state(saved["random_cuda"], self.device)
 
     def intervene(
         self, phase: int, measure: Measure, test: Measure = dict, also: Parameters | None = None

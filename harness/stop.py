@@ -17,6 +17,7 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.S
     SIGNALS += (signal.SIGHUP,)
 STOPPED = 75  # exit code of a run that saved and stopped on a signal: the same command resumes it
 DRIVER = "FIRE_DRIVER"  # environment variable: host and process that started a sweep
+IGNORE = signal.SIG_IGN
 ALIVE_SECONDS = 1.0  # between two looks at that process
 
 
@@ -26,31 +27,21 @@ def say_stopped() -> None:
         os.write(2, b"stopped; the same command resumes\n")
 
 
-def exit_at_once() -> None:
-    """From now on exit with 128 + the signal's number: while torch is imported, C code may swallow an exception."""
+def handle(handler: Any) -> None:
+    """From now on answer SIGNALS with `exit_at_once`, `interrupt`, or IGNORE in a process whose leader handles them."""
     for number in SIGNALS:
-        signal.signal(number, _exit)
+        signal.signal(number, handler)
 
 
-def _exit(number: int, frame: FrameType | None) -> None:
+def exit_at_once(number: int, frame: FrameType | None) -> None:
+    """Exit with 128 + the signal's number: while torch is imported, C code may swallow an exception."""
     say_stopped()
     os._exit(128 + number)
 
 
-def raise_interrupt() -> None:
-    """From now on raise KeyboardInterrupt with the signal's number, so that half-written files are removed."""
-    for number in SIGNALS:
-        signal.signal(number, _raise)
-
-
-def _raise(number: int, frame: FrameType | None) -> None:
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt with the signal's number, so that half-written files are removed."""
     raise KeyboardInterrupt(number)
-
-
-def ignore() -> None:
-    """From now on ignore signals, in a process whose leader handles them."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def name_driver() -> None:
@@ -60,8 +51,7 @@ def name_driver() -> None:
 
 @functools.cache
 def end_with_driver() -> None:
-    """From now on send this process SIGTERM when the driver of a sweep on this host, or torchrun, which started it, is gone,
-    killed for instance. A process that a user started outlives its shell."""
+    """From now on send this process SIGTERM when what started it is gone: a sweep's driver on this host, or torchrun."""
     host, _, driver = os.environ.get(DRIVER, "").partition(" ")
     if host == socket.gethostname() and driver != str(os.getpid()) and _exists(int(driver)):
         alive = functools.partial(_exists, int(driver))
@@ -82,10 +72,8 @@ def _exists(process: int) -> bool:
     """Return whether a process of this host is there and visible; those of other containers are not."""
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
+    except OSError as error:
+        return isinstance(error, PermissionError)
     return True
 
 

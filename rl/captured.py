@@ -12,8 +12,8 @@ def captured(function: Callable, device: torch.device, backend: str = "inductor"
 
     On a GPU it records CUDA graphs, whose outputs are overwritten by the next call; only short runs have been made there.
     """
-    # Later releases of torch may trace gradients by default and drop this switch.
-    if hasattr(torch._dynamo.config, "trace_autograd_ops"):
+    torch._dynamo.config.recompile_limit = 64  # a graph for each number of members of a stack, and each shape
+    if hasattr(torch._dynamo.config, "trace_autograd_ops"):  # later releases of torch may drop this switch
         torch._dynamo.config.trace_autograd_ops = True
     mode = "reduce-overhead" if device.type == "cuda" else "default"
     compiled = torch.compile(function, fullgraph=True, dynamic=False, mode=mode, backend=backend)

@@ -58,7 +58,7 @@ class Curriculum:
 
     def __call__(self) -> Iterator[tuple[Tensor, Tensor]]:
         phase = self.phase
-        for batch in self._indices(phase, -1, self.cfg.seed):
+        for batch in self._indices(phase, -1, seed_of(self.cfg, phase.index)):
             yield make_inputs(self.images, phase, phase.indices[batch]), phase.labels[batch]
 
     def probe(self) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ class Curriculum:
     def last_inputs(self, count: int) -> Iterator[Tensor]:
         """Yield the last batches of images of the phase before, `count` images or more, for official variants of methods."""
         phase, batches = self.phases[self.at["phase"] - 1], count // self.cfg.batch_size + 2
-        for batch in self._indices(phase, phase.epochs - 1, self.cfg.seed)[-batches:]:
+        for batch in self._indices(phase, phase.epochs - 1, seed_of(self.cfg, phase.index))[-batches:]:
             yield make_inputs(self.images, phase, phase.indices[batch])
 
     def _indices(self, phase: PhaseData, epoch: int, seed: int) -> tuple[Tensor, ...]:

@@ -59,7 +59,7 @@ class VisionModel:
 
 @dataclass
 class VisionRun(RunKeys):
-    curvature: bool = key("log the Hessian's norm after each boundary (slow)", numbers=False)
+    curvature: bool = key("log the Hessian's norm after boundaries still to come (slow)", numbers=False)
 
 
 @dataclass

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywher
 from harness import stop
 
 if __name__ == "__main__":
-    stop.exit_at_once()  # on Ctrl-C while torch is imported
+    stop.handle(stop.exit_at_once)  # on Ctrl-C while torch is imported
 
 import torch
 from omegaconf import DictConfig

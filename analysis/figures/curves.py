@@ -60,6 +60,9 @@ def points(part: Results, measure: Measure, paper: bool = True) -> Points:
     marks = plot.boundaries(rows)
     if len(marks) != 1:
         return Points(rows, unit, marks)
+    first = rows["x"].where(rows["phase"] == rows["phase"].min())
+    ends = first.groupby([rows["label"], rows["seed"]]).transform("max")
+    rows["x"] += (marks[0] - ends).fillna(0)  # seeds may have boundaries at different steps
     length = rows["x"].max() - marks[0]
     return Points(rows[rows["x"] >= marks[0] - 0.2 * length], unit, marks, marks[0] + 0.3 * length)
 

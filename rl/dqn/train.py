@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from anywher
 from harness import stop
 
 if __name__ == "__main__":
-    stop.exit_at_once()  # on Ctrl-C while torch is imported
+    stop.handle(stop.exit_at_once)  # on Ctrl-C while torch is imported
 
 import numpy as np
 import torch
@@ -121,7 +121,7 @@ def train(cfg: DictConfig) -> None:
                     target.load_state_dict(net.state_dict())
 
             # ---------------------------------------------------------------------------------- record
-            if at["step"] % cfg.log_every == 0:
+            if at["step"] % cfg.log_every == 0 or at["step"] == cfg.midpoint:
                 line = window.close(at["step"], net, cfg)
                 if session.trigger.measures and at["probe"] is not None:
                     line |= measure()

@@ -61,7 +61,7 @@ class InWorker:
 
 def serve(connection: Connection, kind: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """Make the object and call its methods as `connection` asks, until that is closed."""
-    stop.ignore()  # a run that is asked to stop needs the state of its task
+    stop.handle(stop.IGNORE)  # a run that is asked to stop needs the state of its task
     made, *outcome = attempt(kind, *arguments)
     answer: tuple[Any, ...] = (None, *outcome)
     with suppress(EOFError, OSError):

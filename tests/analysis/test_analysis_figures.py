@@ -274,6 +274,9 @@ def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
         lines = [{"phase": 0, "step": 1, "speed": 1.0 * seed}]
         write_run(tmp_path / "runs", "fig3_x", "none", seed, lines, protocol="")
     (write_run(tmp_path / "runs", "fig3_x", "fire", 1, [], end="FAILED") / "FAILED").write_text("")
+    write_run(tmp_path / "one", CELL, "fire-iterations=5", 1, [{"phase": 0, "step": 1, "test_accuracy": 0.5}])
+    write_run(tmp_path / "one", CELL, "none", 1, [], end="FAILED")
+    assert command.main(["tables", "--experiment", CELL, "--root", str(tmp_path / "one")]) == 1
     assert command.main(["tables", "--experiment", "fig3_x", "--root", str(tmp_path / "runs")]) == 1
     told = capsys.readouterr().err
     assert "no known measure" in told and "fig3_x fire seed 2: missing" in told

@@ -60,6 +60,7 @@ DAMAGE = {
     "config.yaml is a list": ("config.yaml", b"- 1\n- 2\n"),
     "config.yaml is nested deeply": ("config.yaml", b"[" * 100_000 + b"]" * 100_000),
     "rows of a boundary are numbers": ("boundary_1.json", b'{"phase": 1, "rows": [1, 2]}'),
+    "the report of a boundary is torn": ("boundary_1.json", b'{"phase": 1'),
     "meta.json holds other types": ("meta.json", b'{"domain": "x", "earlier": 3, "method": [1]}'),
     "metrics are nested deeply": ("metrics.jsonl", b"[" * 100_000 + b"\n"),
     "metrics.jsonl is a pipe": ("metrics.jsonl", os.mkfifo), "RUNNING is a pipe": ("RUNNING", os.mkfifo),
@@ -81,6 +82,7 @@ def test_one_damaged_run_hides_no_other(root, damage):
     status.main(["--root", str(root), "--detail"])
     results = load(root)
     assert len(results.finished.query("label != 'dash'")) == 6 and len(results.problems) <= 1
+    assert results.problems or name != "boundary_1.json"
     assert all("dash" in problem and "\n" not in problem for problem in results.problems)
 
 
@@ -122,6 +124,10 @@ def test_an_export_is_read_back_and_keeps_other_experiments(root, tmp_path):
     out = tmp_path / "out"
     for seed in (1, 2):
         write_run(root, "random_label", "none", seed, task_lines([0.5] * 4, seed))
+    returns = [
+        {"phase": 0, "step": s, "train_return": s} for s in range(300)
+    ]  # a mean over all of its values counts
+    write_run(root, "fig4a_asterix", "none", 1, returns)
     results = load(root)
     paths, again = export(results, out), load_exported(out)
     runs_of = results.runs.sort_values(["experiment", "size", "label", "seed"], ignore_index=True)

@@ -12,12 +12,8 @@ FINAL = np.array([[0.0] * 6, [0.25] * 6, [0.5] * 6, [1.0] * 6])  # of none, full
 FINAL = FINAL + 0.1 * np.arange(6)  # seeds differ, methods do not change places
 
 
-def panel(early):
-    return Panel("panel", "images", {0.2: early}, FINAL, {0.2: 0.2})
-
-
 def test_loss_is_the_share_of_the_range_that_the_choice_leaves():
-    right, wrong = panel(FINAL), panel(-FINAL)
+    right, wrong = (Panel("images", {0.2: early}, FINAL, {0.2: 0.2}) for early in (FINAL, -FINAL))
     assert lost(right, leader, 0.2) == pytest.approx(0) and lost(wrong, leader, 0.2) == pytest.approx(1)
     assert [lost(right, ALWAYS[name], 0.2) for name in METHODS] == pytest.approx([1, 0.75, 0.5, 0])
     assert losses([right], leader, 0.2)["images"] == [pytest.approx(0)]
@@ -32,9 +28,9 @@ def results_of(runs, values):
 
 
 def test_trial_reads_the_first_value_at_or_after_its_share_and_never_a_late_one():
-    """Boundary at step 100, end at 200, logged at 125 and 200: 20 % reads 125, 5 % and 50 % read nothing."""
+    """Boundary at 100 (and 10 more for each seed), end 100 later, logged after 25 and 100: only 20 % reads anything, 25."""
     rows = [
-        {"label": label, "seed": seed, "phase": phase, "step": step, "value": value}
+        {"label": label, "seed": seed, "phase": phase, "step": step + 10 * seed, "value": value}
         for place, label in enumerate(METHODS)
         for seed in range(4)
         for phase, step, value in ((0, 100, 0.0), (1, 125, 10.0 + place), (1, 200, 20.0 + place + seed))
@@ -68,6 +64,9 @@ def test_fresh_trials_are_judged_by_the_full_runs_of_their_seed():
 def test_verdict_follows_the_written_rule(loss, said):
     none = [1.0, 0.9, 0.8, 1.0, 0.9] if loss != 0.3 else [1.0, 0.0, 0.9, 0.0, 0.4]
     table = pd.DataFrame({"experiment": list("abcde"), "loss of none": none})
-    table = pd.concat([table.assign(**{"loss of the leader": loss, "loss of fire": 0.4})] * 5)
+    table = table.assign(**{"loss of the leader": loss, "loss of fire": 0.4}, repeats=3)
+    table = pd.concat([table.assign(seed=seed) for seed in range(26, 31)], ignore_index=True)
     assert f"The trial {said}:" in trial_evidence.verdict(table)
     assert trial_evidence.verdict(table[:3]) == "Open: 3 of 25 seeds, in 3 of 5 panels."
+    for part in (table.assign(repeats=2), table.assign(seed=table["seed"] - 25)):
+        assert trial_evidence.verdict(part) == "Open: 0 of 25 seeds, in 0 of 5 panels."

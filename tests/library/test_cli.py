@@ -40,6 +40,7 @@ def make_tied() -> nn.Module:
 
 
 NET, TIED = f"{__name__}:make_net", f"{__name__}:make_tied"
+read = partial(torch.load, weights_only=True)
 WEIGHTS = {"a.weight": gaussian(6, 4), "b.weight": torch.eye(5)}
 
 
@@ -62,10 +63,6 @@ def write(content: object, path: Path) -> Path:
     """A file of either kind."""
     (save_file if path.suffix == ".safetensors" else torch.save)(content, path)
     return path
-
-
-def read(path: Path) -> dict:
-    return torch.load(path, weights_only=True)
 
 
 def files_in(folder: Path) -> set[str]:

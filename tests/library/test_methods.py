@@ -204,12 +204,9 @@ def test_the_page_has_the_table_of_the_classes():
     assert table() in (Path(__file__).resolve().parents[2] / "docs/concepts/methods.md").read_text()
 
 
-def injected_head():
-    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
-
-
 def new_net():
-    return Net(lambda net, x: net.head(net.encoder(x).relu()), encoder=nn.Linear(3, 4), head=injected_head())
+    head = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    return Net(lambda net, x: net.head(net.encoder(x).relu()), encoder=nn.Linear(3, 4), head=head)
 
 
 def trained_state():
@@ -321,7 +318,7 @@ def test_predictions_do_not_change_and_only_the_new_head_and_the_encoder_learn()
     assert report.changed == {f"net.{name}" for name in trainable if name.startswith("head")}
     net(x).square().sum().backward()
     torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1).step()
-    hidden, start = net.encoder(x).relu(), injected_head()
+    hidden, start = net.encoder(x).relu(), nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
     start.load_state_dict(beginning("head.", state.initial["net"]))
     by_hand = old_head(hidden) + net.head.new(hidden) - start(hidden)
     torch.testing.assert_close(net(x), by_hand, rtol=1e-5, atol=1e-5)
