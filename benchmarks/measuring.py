@@ -36,8 +36,7 @@ def record(name: str, row: dict[str, Any], key: Sequence[str]) -> None:
     """Print `row` and write it into analysis/results/`name`.csv, over a line with the same values under `key`. The new line
     gets the version of torch, commit, hardware and time. The file is replaced in one step."""
     about, path = describe(), RESULTS / f"{name}.csv"
-    machine = {"torch": about["versions"]["torch"]}
-    machine |= {column: about[column] for column in ("commit", "hardware", "started")}
+    machine = {"torch": about["versions"]["torch"]} | {c: about[c] for c in ("commit", "hardware", "started")}
     cells = {column: "" if value is None else str(value) for column, value in row.items()}
     fresh = pd.DataFrame([cells | machine])
     older = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else fresh[:0]

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 from tqdm import tqdm
 
-from fire_core import Attached, Report, attach
+from fire_core import Attached, Report, UserError, attach
 from fire_core.methods import create
 from harness import stop
 from harness.device import pick_device, set_precision
@@ -117,6 +117,8 @@ class Session:
         }
 
     def _load(self, saved: Mapping[str, Any]) -> None:
+        if (was := saved["at"].get("data")) not in (None, now := self.at.get("data")):
+            raise UserError(f"the checkpoint is of data {was}, not {now}: use these, or another run.root")
         for key, value in saved["at"].items():  # a sum of losses goes back to the device that adds to it
             self.at[key] = value.to(self.at[key].device) if isinstance(value, torch.Tensor) else value
         self.treatment.load_state_dict(saved["treatment"])

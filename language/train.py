@@ -71,6 +71,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     # the training loss of all processes since the last evaluation, as the sum of `count` iterations
     new_sum = {"loss_sum": torch.zeros((), device=device), "count": 0}
     at = session.at
+    at["data"] = [corpus.manifest["made_from"] for corpus in plans[0].mixture.corpora]
     at |= {"iteration": 0, "best": float("inf"), "results": {}} | new_sum
     coming = lambda: plans[at["phase"]].coming(cfg.boundary.batches, device)  # noqa: E731
     treatment = session.attach({"net": net}, {"net": adam}, initial=initial, loss=token_loss, batches=coming)

@@ -117,8 +117,7 @@ def _read(name: str, folder: Path, root: Path, image_size: int | None = None, ch
     classes, size = AS_CLASS_FOLDERS[name]
     arrays = read_class_folders(folder, size, 3, root / "decoded")
     if (found := arrays.classes) != classes:
-        wrong = f"{folder} has {found} class folders in train, {name} has {classes}"
-        raise UserError(f"{wrong}: use data=image_folder")
+        raise UserError(f"{folder} has {found} classes in train, {name} has {classes}: use data=image_folder")
     return arrays
 
 

@@ -42,6 +42,8 @@ def train(cfg: DictConfig) -> None:
     at, device = session.at, session.device
     at |= {"epochs": 0, "batch": 0, "loss_sum": torch.zeros((), device=device), "results": {}}
     curriculum = Curriculum(cfg, device, at)
+    images = curriculum.images  # which a checkpoint knows again
+    at["data"] = [images.name, *images.mean.tolist(), int(images.train_labels.cumsum(0).sum())]
     net = new_net(cfg, curriculum.images, device)
     compiled = torch.compile(net, dynamic=False) if cfg.compile else net
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)

@@ -244,5 +244,4 @@ def find_weights(net: nn.Module, targets: str | list[str]) -> Views:
 def _view(target: Target) -> MatrixView:
     name = target.name.partition("[")[0]
     bias = f"{name.removesuffix('weight')}bias" if name.endswith("weight") else ""
-    stacked = bool(target.index) and isinstance(target.index[0], int)
-    return MatrixView(stacked, target.transposed, bias)
+    return MatrixView(bool(target.index) and isinstance(target.index[0], int), target.transposed, bias)

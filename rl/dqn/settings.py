@@ -69,8 +69,7 @@ def check(cfg: DictConfig) -> None:
     counted += ["target_every", "random_episodes", *([] if cfg.compat == "official" else ["eval_episodes"])]
     for name in counted:
         if cfg[name] % n:
-            wrong = f"{name}={cfg[name]} must be a multiple of env.environments={n}"
-            raise UserError(f"{wrong}: all step at once")
+            raise UserError(f"{name}={cfg[name]} is no multiple of env.environments={n}: all step at once")
     if cfg.compat == "official" and cfg.eval_steps < n:
         raise UserError(f"eval_steps={cfg.eval_steps} must be at least env.environments={n}")
     updates = cfg.updates_per_transition * n

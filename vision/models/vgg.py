@@ -23,8 +23,7 @@ class VGG(nn.Module):
         if depth not in STAGES:
             raise UserError(f"model.depth={depth} does not exist for VGG: use one of {sorted(STAGES)}")
         if image_size < 32:
-            wrong = f"vgg16 needs images of at least 32 pixels, got {image_size}"
-            raise UserError(f"{wrong}: set data.image_size=32")
+            raise UserError(f"vgg16 needs 32 pixels or more, not {image_size}: set data.image_size=32")
         layers: list[nn.Module] = []
         inputs = channels
         for factor, convolutions in zip((1, 2, 4, 8, 8), STAGES[depth], strict=True):
