@@ -127,7 +127,7 @@ class Session:
             part.load_state_dict(saved["kept"][name])
         if self.world.is_leader:
             torch.set_rng_state(saved["random"])
-            if self.device.type == "cuda" and saved["random_cuda"] is not None:
+            if self.device.type == "cuda" and isinstance(saved["random_cuda"], torch.Tensor):
                 torch.cuda.set_rng_state(saved["random_cuda"], self.device)
 
     def intervene(

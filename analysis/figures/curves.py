@@ -62,7 +62,7 @@ def points(part: Results, measure: Measure, paper: bool = True) -> Points:
         return Points(rows, unit, marks)
     first = rows["x"].where(rows["phase"] == rows["phase"].min())
     ends = first.groupby([rows["label"], rows["seed"]]).transform("max")
-    rows["x"] += (marks[0] - ends).fillna(0)  # seeds may have boundaries at different steps
+    rows["x"] += (marks[0] - ends).fillna(0) * (unit == "step")  # at which seeds may have their boundaries
     length = rows["x"].max() - marks[0]
     return Points(rows[rows["x"] >= marks[0] - 0.2 * length], unit, marks, marks[0] + 0.3 * length)
 

@@ -28,7 +28,7 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
         with written_aside(path) as aside, aside.open("wb") as file:
             torch.save(tree_map_only(torch.Tensor, _alone, parts) if member() else parts, file)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-        if "CUDA" in str(error):  # of an earlier call
+        if isinstance(error, RuntimeError) and "CUDA" in str(error):  # of an earlier call
             raise
         free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.is_dir())).free
         raise UserError(

@@ -14,7 +14,7 @@ from analysis import __main__ as command
 from analysis import estimates, measures, names, paper, plot
 from analysis.figures import curves, dial, fig5, studies, timing
 from analysis.notebooks import __main__ as notebooks
-from analysis.runs import RESULTS, at_most, load, settings
+from analysis.runs import RESULTS, Results, at_most, load, settings
 from analysis.tables import TABLES, Material, ends
 from benchmarks import measuring
 from benchmarks.measuring import record
@@ -98,6 +98,12 @@ def test_axes_count_from_the_fork_and_keep_a_shared_half_once(results):
     assert rows["x"].min() == 0 and rows["x"].max() == 90 and set(rows["phase"]) == {1}
     starts = points_of(results, "fig4a_asterix").groupby("label")["x"].min()  # in thousands of steps
     assert (starts["none"], starts["fire"]) == (0, 0.5)
+    part = part_of(results, "fig3_best")
+    late = part.metrics.assign(
+        step=part.metrics["step"] + 20 * (part.metrics["seed"] == 2)
+    )  # a later boundary
+    rows = curves.points(Results(part.runs, late, part.boundaries), measures.of(part)[0], paper=False).rows
+    assert rows.groupby("seed")["x"].agg(list).map(tuple).nunique() == 1
 
 
 def test_figure_5_reads_the_scan_and_names_every_number_of_iterations(results, frame):
@@ -277,6 +283,9 @@ def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
     write_run(tmp_path / "one", CELL, "fire-iterations=5", 1, [{"phase": 0, "step": 1, "test_accuracy": 0.5}])
     write_run(tmp_path / "one", CELL, "none", 1, [], end="FAILED")
     assert command.main(["tables", "--experiment", CELL, "--root", str(tmp_path / "one")]) == 1
+    write_runs(tmp_path / "torn", CELL, {"none": 0.3, "fire": 0.4}, [1])
+    (write_run(tmp_path / "torn", CELL, "fire-iterations=5", 1, []) / "boundary_1.json").write_text("{")
+    assert command.main(["tables", "--experiment", CELL, "--root", str(tmp_path / "torn")]) == 1
     assert command.main(["tables", "--experiment", "fig3_x", "--root", str(tmp_path / "runs")]) == 1
     told = capsys.readouterr().err
     assert "no known measure" in told and "fig3_x fire seed 2: missing" in told

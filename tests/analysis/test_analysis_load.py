@@ -60,7 +60,6 @@ DAMAGE = {
     "config.yaml is a list": ("config.yaml", b"- 1\n- 2\n"),
     "config.yaml is nested deeply": ("config.yaml", b"[" * 100_000 + b"]" * 100_000),
     "rows of a boundary are numbers": ("boundary_1.json", b'{"phase": 1, "rows": [1, 2]}'),
-    "the report of a boundary is torn": ("boundary_1.json", b'{"phase": 1'),
     "meta.json holds other types": ("meta.json", b'{"domain": "x", "earlier": 3, "method": [1]}'),
     "metrics are nested deeply": ("metrics.jsonl", b"[" * 100_000 + b"\n"),
     "metrics.jsonl is a pipe": ("metrics.jsonl", os.mkfifo), "RUNNING is a pipe": ("RUNNING", os.mkfifo),
@@ -82,7 +81,6 @@ def test_one_damaged_run_hides_no_other(root, damage):
     status.main(["--root", str(root), "--detail"])
     results = load(root)
     assert len(results.finished.query("label != 'dash'")) == 6 and len(results.problems) <= 1
-    assert results.problems or name != "boundary_1.json"
     assert all("dash" in problem and "\n" not in problem for problem in results.problems)
 
 

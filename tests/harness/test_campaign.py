@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import sys
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ parts:
   - - {experiment: random_label, method: none, seed: [[3, 4]], batch_size: 8}
 """
 LEAVE = "open('left', 'w')"
+SETTING = itemgetter("experiment", "method", "seed")
 
 
 @pytest.fixture
@@ -34,12 +36,8 @@ def tiny(tmp_path):
     return str(path)
 
 
-def settings(sweep):
-    return [(run["experiment"], run["method"], run["seed"]) for run in sweep.runs]
-
-
 def test_one_seed_of_every_sweep_of_a_part_before_the_second_and_the_next_part(tiny):
-    assert [settings(sweep) for sweep in load(tiny)[1]] == [
+    assert [[*map(SETTING, sweep.runs)] for sweep in load(tiny)[1]] == [
         [("random_label", "none", "1"), ("random_label", "fire", "1")],
         [("label_noise", "none", "1")], [("random_label", "none", "2"), ("random_label", "fire", "2")],
         [("random_label", "none", "3"), ("random_label", "none", "4")],
@@ -129,7 +127,7 @@ def test_a_file_that_is_no_campaign_is_one_line(tiny):
 
 def test_medium_has_the_confirming_seeds_that_the_statistics_page_plans():
     sweeps = [*load("medium")[1], *load("rivals")[1]]
-    confirming = {run for sweep in sweeps for run in settings(sweep) if int(run[2]) > 5}
+    confirming = {run for sweep in sweeps for run in map(SETTING, sweep.runs) if int(run[2]) > 5}
     run, planned = {experiment for experiment, _, _ in confirming}, set()
     for rounds in (1, 2):
         for (experiment, method), seeds in claims.confirming_plan(rounds).items():

@@ -27,11 +27,6 @@ def test_rewards_are_clipped_for_learning_and_counted_raw(tmp_path):
     assert first["eval_normalized"] == pytest.approx(score)
 
 
-def checkpoints(root):
-    """{step: parts of the checkpoint} of all that lie below `root`."""
-    return {int(path.stem.split("_")[1]): parts(path) for path in root.rglob("step_*.pt")}
-
-
 def parts(path):
     """Where a run stood, its network, optimizer, target network, games and replay."""
     saved = torch.load(path, weights_only=True)
@@ -52,7 +47,7 @@ def equal(one, other):
 
 def test_the_loop_acts_greedily_updates_and_copies_the_target_when_it_should(tmp_path):
     train(tmp_path, 376, "method=none", "run.keep=1000", "epsilon_final=0.0", "updates_per_transition=0.5")
-    found = checkpoints(tmp_path)
+    found = {int(path.stem.split("_")[1]): parts(path) for path in tmp_path.rglob("step_*.pt")}
     assert sorted(found) == list(range(4, 377, 4))
     actions = found[376]["replay"]["facts"]["actions"].numpy()
     net, greedy, copies = make_net(compose_config("dqn", ["size=smoke"]), 3), {}, []
@@ -89,7 +84,8 @@ def test_the_boundary_follows_the_target_rule_the_optimizer_policy_and_compat(ro
     """One step and one update after it. Adam has 81 updates, or one where its moments were forgotten; Catch's episodes
     last six steps, so the ones that run at step 400 are four steps old unless they were restarted."""
     train(root, 404, "method=fire", *settings)
-    saved = checkpoints(root / "fig4a_breakout/smoke" / "-".join(["fire", *settings]))[404]
+    [path] = (root / "fig4a_breakout/smoke" / "-".join(["fire", *settings])).rglob("step_*404.pt")
+    saved = parts(path)
     for name, value in saved["net"].items():
         assert (saved["target"][name] - value).abs().max() < 3e-3, name  # FIRE moves most weights by far more
     kept = {name for name, steps in adam_steps(saved).items() if steps == 81}

@@ -33,12 +33,8 @@ def learner(seed: int = 0) -> Learner:
     return Learner(actor, critics, target, *others)
 
 
-def drawn(seed: int) -> dict:
-    return {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
-
-
 def batch(seed: int = 1) -> Batch:
-    how = drawn(seed)
+    how = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
     observations, following = torch.randn(2, SIZE, OBSERVATIONS, **how)
     actions, rewards = torch.rand(SIZE, ACTIONS, **how) * 2 - 1, torch.randn(SIZE, **how)
     ended = torch.tensor([0, 1, 0, 0, 1, 0], dtype=torch.float64)
@@ -46,7 +42,7 @@ def batch(seed: int = 1) -> Batch:
 
 
 def noise(seed: int = 2) -> Tensor:
-    return torch.randn(2, SIZE, ACTIONS, **drawn(seed))
+    return torch.randn(2, SIZE, ACTIONS, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def one_critic(weights: dict[str, Tensor], index: int, observations: Tensor, actions: Tensor) -> Tensor:
