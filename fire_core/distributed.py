@@ -2,7 +2,6 @@
 
 The parameters are divided among the ranks by cost. The owner of a parameter treats it and sends the result to all ranks,
 so replicas stay bit-equal and the work is divided by the world size. Sharded parameters are gathered one at a time.
-FSDP1 (FullyShardedDataParallel) flattens parameters and cuts them, so `find_targets` refuses it.
 """
 
 import math

@@ -5,6 +5,7 @@ import pickle
 import secrets
 import shutil
 import zipfile
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,7 +59,8 @@ def load_torch(path: Path, remedy: str = "fetch it again, or save weights alone"
                 elif record := archive.testzip():
                     reason = f" (record {record!r} differs from its checksum)"
         if not reason:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipped)
+            with torch.serialization.safe_globals([Namespace]):  # timm saves its command line, plain values
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipped)
     except pickle.UnpicklingError:  # its message advises to load without the safety
         reason = " safely: it holds more than tensors and plain values, which could run code"
     except Exception as error:

@@ -1,8 +1,7 @@
-"""Keep or clear the optimizer's state after a treatment has changed the weights.
+"""Keep or clear the optimizer's state after a treatment: stale moments push changed weights along gradients of the old ones.
 
-Stale moments push changed weights along gradients of the old ones. What to do with them is a choice independent of the
-method, so the training script applies it on the line after the boundary and records it with the run. The source of an
-optimizer's class tells what it remembers besides its state: entries of `param_groups` that it counts in, copies of weights.
+The source of an optimizer's class tells what it remembers besides its state: entries of `param_groups` that it counts in,
+copies of weights.
 """
 
 import ast

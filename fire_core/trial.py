@@ -87,7 +87,8 @@ def trial(
         raise UserError(f"followers names {min(unknown)!r}: the networks are {', '.join(nets)}")
     result = TrialResult({m: [] for m in chosen}, dict.fromkeys(chosen, 0.0), steps, score is not None)
     options: dict[str, Any] = {"initial": starts, "loss": loss, "optimizer_state": optimizer_state}
-    own = [(p, p._version, p.grad) for n in nets.values() for p in n.parameters() if not p.is_inference()]
+    trained = lambda p: (p._version, id(p.grad), getattr(p.grad, "_version", 0))  # noqa: E731
+    own = {p: (trained(p), p.grad) for n in nets.values() for p in n.parameters() if not p.is_inference()}
 
     def branch(method: Method) -> list[float]:  # its copies are gone when it returns
         copies, optimizers = _copy(nets, optimizer)
@@ -105,7 +106,7 @@ def trial(
                 for name, method in chosen.items():
                     began = time.perf_counter()
                     scores = branch(method)
-                    if any(p._version != version or p.grad is not grad for p, version, grad in own):
+                    if any(trained(p) != before for p, (before, _) in own.items()):
                         raise UserError("step has trained the model of trial() itself, not its argument")
                     result.scores[name].append(scores)
                     runs |= {re.sub(r" at 0x\w+", "", str((scores, data)))} if name == "none" else set()

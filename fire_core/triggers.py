@@ -52,7 +52,7 @@ class Trigger:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the trigger remembers, as plain values."""
-        return {name: getattr(self, name) for name in self.MEMORY}
+        return {n: v.state_dict() if isinstance(v := getattr(self, n), Trigger) else v for n in self.MEMORY}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned. Raises UserError if the state belongs to another kind of trigger."""
@@ -61,7 +61,10 @@ class Trigger:
                 f"state with {sorted(state)} does not fit {type(self).__name__}, which remembers {sorted(self.MEMORY)}"
             )
         for name in self.MEMORY:
-            setattr(self, name, state[name])
+            if isinstance(own := getattr(self, name), Trigger):
+                own.load_state_dict(state[name])
+            else:
+                setattr(self, name, state[name])
 
 
 class EveryNSteps(Trigger):
@@ -139,7 +142,7 @@ class Fall(Trigger):
 class Cooldown(Trigger):
     """Fires when `trigger` does, but not within `steps` steps of its own last firing; firings in between are lost."""
 
-    MEMORY = ("last",)
+    MEMORY = ("last", "trigger")
 
     def __init__(self, trigger: Trigger, steps: int) -> None:
         self.trigger, self.steps = trigger, _positive("steps", steps)
@@ -150,17 +153,6 @@ class Cooldown(Trigger):
             return False
         self.last = step
         return True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the step of the last firing, and the state of `trigger` as the only one of "members"."""
-        return {"last": self.last, "members": [self.trigger.state_dict()]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. Raises UserError if the state belongs to another kind of trigger."""
-        super().load_state_dict({name: value for name, value in state.items() if name != "members"})
-        if len(state.get("members", ())) != 1:
-            raise UserError("this state is not of a Cooldown, which holds the state of one trigger")
-        self.trigger.load_state_dict(state["members"][0])
 
 
 def _positive(name: str, value: int) -> int:

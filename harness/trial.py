@@ -1,10 +1,4 @@
-"""Trials of experiments: runs that end after a share of the training that follows the shared first phase.
-
-    python vision/train.py -m experiment=fig2a_cifar10_resnet18 size=medium seed=26 \\
-        method=none,full_reset,shrink_perturb,fire trial.share=.2 trial.repeat=1,2,3
-
-They start from the trunk of their seed. `python -m analysis.trial_evidence --root runs` compares them with full runs.
-"""
+"""Trials of experiments: runs that end after a share of the training that follows the shared first phase."""
 
 from dataclasses import dataclass
 

@@ -42,7 +42,7 @@ def targets_of(
             rows[i] = replace(target, **OUT, reason=f"looks like a copy of {copies[target.parameter]}")
         elif target.included and model is None:
             alike = (n for n in outside if tensors[n].shape == weight.shape)
-            if twin := next((n for n in alike if torch.equal(tensors[n], weight)), ""):
+            if twin := next((n for n in alike if torch.equal(tensors[n].float(), weight.float())), ""):
                 reason = f"equals {twin}, which stays out: they may be tied, which --model tells"
                 rows[i] = replace(target, **OUT, reason=reason)
     listed = rows
@@ -115,6 +115,8 @@ def _in_file(
             here = [tensors[prefix + name] for name in names if prefix + name in tensors]
             if here := [name for name in here if checkpoint.tensors[name].shape == shape]:
                 named: Any = {"name": prefix + target.name, "parameter": here[0], "aliases": (*here, *also)}
+                if not (kind := checkpoint.tensors[here[0]].dtype).is_floating_point or kind.itemsize < 2:
+                    named |= OUT | {"reason": f"quantised: stored as {kind}"}
                 found[prefix].append(replace(target, **named))
     if not found:
         raise UserError(f"{type(model).__name__} has no weight of {checkpoint.path}: name its own model")

@@ -15,10 +15,16 @@ class FireCallback(TriggeredFire, Callback):
         self.begin(trainer.global_step, pl_module, trainer.callbacks)
         self._last_step = trainer.global_step
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx % trainer.accumulate_grad_batches == 0:  # a new step
+            summary = self.act(trainer.global_step, pl_module, trainer.optimizers)
+            for logger in trainer.loggers if summary else ():
+                logger.log_metrics(summary, trainer.global_step)
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
         if trainer.global_step != self._last_step:  # gradient accumulation: batches without an optimizer step
             self._last_step = trainer.global_step
-            self._look(trainer, pl_module, {})
+            self.observe(trainer.global_step, {})
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._before = dict(trainer.callback_metrics)
@@ -28,19 +34,8 @@ class FireCallback(TriggeredFire, Callback):
             now = trainer.callback_metrics  # keeps old values: those of this validation are new tensors
             fresh = {name: value for name, value in now.items() if value is not self._before.get(name)}
             self._validated |= fresh.keys()
-            self._look(trainer, pl_module, fresh)
+            self.observe(trainer.global_step, fresh)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         logged = {n: v for n, v in trainer.callback_metrics.items() if n not in self._validated}
-        self._look(trainer, pl_module, {**logged, "epoch": trainer.current_epoch})
-
-    def _look(self, trainer: Any, module: Any, metrics: dict[str, Any]) -> None:
-        summary = self.look(trainer.global_step, metrics, module, trainer.optimizers)
-        for logger in trainer.loggers if summary else ():
-            logger.log_metrics(summary, trainer.global_step)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.trigger.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.trigger.load_state_dict(state_dict)
+        self.observe(trainer.global_step, {**logged, "epoch": trainer.current_epoch})

@@ -16,7 +16,7 @@ from fire_core.wrapped_models import unwrap
 
 
 class TriggeredFire:
-    """Applies `fire` to the model whenever `trigger` fires, and appends (global step, Report) to `reports`.
+    """Applies `fire` before the step that follows a firing of `trigger`, and appends (global step, Report) to `reports`.
 
     Averages of the weights in other callbacks start anew then, if they count their updates as torch's `AveragedModel`
     does. Wrong settings raise UserError at once, wrong targets and other copies of the weights when training begins.
@@ -44,21 +44,41 @@ class TriggeredFire:
         self.trigger, self.optimizer_state, self.settings = trigger, optimizer_state, settings
         self.keep_copies, self.state_key = keep_copies, f"FireCallback {name!r}"
         self.reports: list[tuple[int, Report]] = []
-        self._start = copy.deepcopy(trigger.state_dict())
+        self._due = self._known = False  # whether it is to act, and knows the training that goes on
+        self._start = copy.deepcopy(self.state_dict())
 
     def begin(self, step: int, model: nn.Module, others: Iterable[Any]) -> None:
         """Check the targets and the other callbacks; a trigger that has seen another training starts over at step 0."""
         find_targets(model, self.settings.get("targets", "all"))
         self._others = tuple(others)  # the search for averages takes lists and modules alone
         tuple(self._averages(model))
+        if step and not self._known:
+            raise UserError(
+                f"{self.state_key} has no state at step {step}: resume a run with it; name several apart"
+            )
+        self._known = True
         if step == 0:
-            self.trigger.load_state_dict(copy.deepcopy(self._start))
+            self.load_state_dict(copy.deepcopy(self._start))
 
-    def look(self, step: int, metrics: dict[str, Any], model: nn.Module, optimizers: Any) -> dict[str, float]:
-        """Ask the trigger, and act if it fires; return the summary of the report then. Of several ranks, 0 decides."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the trigger, and whether it has fired since the last step."""
+        return {**self.trigger.state_dict(), "due": self._due}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._due, self._known = state_dict.get("due", False), True
+        self.trigger.load_state_dict({name: value for name, value in state_dict.items() if name != "due"})
+
+    def observe(self, step: int, metrics: dict[str, Any]) -> None:
+        """Ask the trigger. Of several ranks, 0 decides."""
         scalars = {n: v for n, v in metrics.items() if not isinstance(v, Tensor) or v.numel() == 1}
         observed = {n: float(v) for n, v in scalars.items() if isinstance(v, int | float | Tensor)}
-        due, group = self.trigger(step, observed), None
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
+            self._due = self.trigger(step, observed) or self._due
+
+    def act(self, step: int, model: nn.Module, optimizers: Any) -> dict[str, float]:
+        """Treat the model, before a step, if the trigger has fired; return the summary of the report then."""
+        due, self._due, group = self._due, False, None
         if dist.is_available() and dist.is_initialized():
             decision = torch.tensor(due, dtype=torch.uint8, device=next(model.parameters()).device)
             dist.broadcast(decision, 0)

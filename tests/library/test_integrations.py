@@ -68,14 +68,14 @@ def assert_equal_weights(one: nn.Module, other: nn.Module, tolerance: float = 0.
 
 def test_lightning_fires_on_steps_and_does_what_fire_does(tmp_path: Path) -> None:
     callback = LightningCallback(EveryNSteps(8), solver="exact", targets="-head")
-    module, trainer = lightning_run(callback, tmp_path, epochs=2)
-    assert steps_of(callback) == [8]
-    expected, _ = lightning_run(LightningCallback(EveryNSteps(9)), tmp_path, epochs=2)  # does not fire
+    module, trainer = lightning_run(callback, tmp_path, epochs=4, learning_rate=0.0)
+    assert steps_of(callback) == [8], "and not after the last step"
+    expected, _ = lightning_run(LightningCallback(EveryNSteps(17)), tmp_path, epochs=4, learning_rate=0.0)
     fire(expected, solver="exact", targets="-head")
     assert_equal_weights(module, expected)
     assert callback.reports[0][1].changed == {"net.0.weight"}
-    with_state = {id(parameter) for parameter in trainer.optimizers[0].state}
-    assert id(module.net[0].weight) not in with_state and id(module.net[2].weight) in with_state
+    steps = {parameter: state["step"] for parameter, state in trainer.optimizers[0].state.items()}
+    assert (steps[module.net[0].weight], steps[module.net[2].weight]) == (8, 16)
 
 
 FIRED = [
@@ -83,7 +83,7 @@ FIRED = [
     (Plateau("val_loss", patience=2), {"epochs": 1, "val_check_interval": 1}, [3]),
     (Plateau("train_loss", patience=2), {"epochs": 4, "val_check_interval": 2}, [12]),
     (Plateau("train_loss", patience=9), {"epochs": 3}, []),
-    (EveryNSteps(1), {"epochs": 1, "accumulate_grad_batches": 2}, [1, 2]),
+    (EveryNSteps(1), {"epochs": 2, "accumulate_grad_batches": 2}, [1, 2, 3]),
 ]
 
 
@@ -101,11 +101,13 @@ def test_lightning_resumes_its_trigger(tmp_path: Path) -> None:
     whole = make()
     expected, _ = lightning_run(whole, tmp_path / "whole", epochs=4)
     first, second = make(), make()
-    lightning_run(first, tmp_path / "first", epochs=2)
+    lightning_run(first, tmp_path / "first", epochs=3)  # fires at its end, and acts in the next
     resume = str(tmp_path / "first/last.ckpt")
     actual, _ = lightning_run(second, tmp_path / "second", epochs=4, resume=resume)
     lightning_run(whole, tmp_path / "again", epochs=4)  # the same callback in another fit
-    assert steps_of(whole) == [12, 12] and steps_of(first, second) == [12]
+    assert steps_of(whole) == [12, 12] and steps_of(first) == [] and steps_of(second) == [12]
+    with pytest.raises(UserError, match="FireCallback 'new' has no state at step 12"):
+        lightning_run(LightningCallback(EveryNSteps(2), name="new"), tmp_path, epochs=4, resume=resume)
     assert_equal_weights(actual, expected)
 
 
@@ -168,21 +170,21 @@ def trainer_run(callbacks, folder, steps, resume=False, **settings):
 
 
 def test_trainer_fires_on_steps_and_keeps_the_optimizer_policy(tmp_path: Path) -> None:
-    average, callback = Average(), TrainerCallback(EveryNSteps(4), targets="qk")
-    late = TrainerCallback(Plateau("eval_loss", patience=3, min_change=1e9), name="late")
+    average, callback = Average(), TrainerCallback(EveryNSteps(3), targets="qk")
+    late = TrainerCallback(Plateau("eval_loss", patience=1, min_change=1e9), name="late")
     model, trainer = trainer_run([average, callback, late], tmp_path, 4, eval_strategy="steps", eval_steps=2)
     ((step, report),) = callback.reports
-    assert step == 4
+    assert step == 3
     assert report.changed == {"transformer.h.0.attn.c_attn.weight"} and len(report.treated()) == 2
     start = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "checkpoint-4")
     saved, now = (net.transformer.h[0].attn.c_attn.weight for net in (start, model))
-    assert torch.equal(saved, now), "not before it is written"
-    state = {id(parameter) for parameter in trainer.optimizer.state}
-    assert id(now) not in state and id(model.transformer.wte.weight) in state
+    assert torch.equal(saved, now), "what was evaluated is what is saved"
+    steps = {parameter: state["step"] for parameter, state in trainer.optimizer.state.items()}
+    assert (steps[now], steps[model.transformer.wte.weight]) == (1, 4)
     assert any(entry.get("fire/targets") == 2 for entry in trainer.state.log_history)
     before = copy.deepcopy(model)
     assert_equal_weights(average.average.module, before)
-    assert average.average.n_averaged == 0, "it starts anew"
+    assert average.average.n_averaged == 1, "it started anew"
     for _ in range(4):
         trainer.evaluate()
     assert late.reports == [], "the finished model is left alone"

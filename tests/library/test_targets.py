@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from fire_core import UserError, fire
-from fire_core.targets import TargetTable, find_targets, list_targets, match_parameters
+from fire_core.targets import find_targets, list_targets, match_parameters
 
 
 def mixed() -> nn.Module:
@@ -25,10 +25,6 @@ def mixed() -> nn.Module:
 def declared(layer: nn.Module, **rows: int) -> nn.Module:
     layer.fused_rows = rows
     return layer
-
-
-def by_name(table: TargetTable) -> dict:
-    return {target.name: target for target in table}
 
 
 def names(model: nn.Module, rule: object = "all") -> list[str]:
@@ -65,10 +61,10 @@ def test_matrices_of_groups_are_the_maps_of_the_groups(layer: type) -> None:
 
 def test_fused_layers_are_split_as_declared_or_as_torch_has_them() -> None:
     model = mixed()
-    k = by_name(find_targets(model))["fused.weight[k]"]
+    k = {t.name: t for t in find_targets(model)}["fused.weight[k]"]
     assert (k.shape, k.scale) == ((6, 4), pytest.approx(math.sqrt(6 / 4)))
     assert torch.equal(k.matrix(model), model.fused.weight[4:10])
-    table = by_name(find_targets(model, "attention"))
+    table = {t.name: t for t in find_targets(model, "attention")}
     assert torch.equal(table["attention.in_proj_weight[v]"].matrix(model), model.attention.in_proj_weight[8:])
     fused = ("attention.in_proj_weight", "fused.weight")
     assert names(model, "qk") == [f"{name}[{part}]" for name in fused for part in "qk"]
@@ -111,7 +107,7 @@ def test_weights_of_other_kinds_stay_out() -> None:
         model.append(nn.Linear(4, 4)).requires_grad_(False)
         model[-1].weight = nn.Parameter(weight, requires_grad=False)
         kinds.append(reason)
-    table = by_name(find_targets(model))
+    table = {t.name: t for t in find_targets(model)}
     assert [t.name for t in table.values() if t.included] == ["0.weight"]
     assert table["0.lora_A.weight"].kind == table["0.lora.A.weight"].kind == "lora"
     assert all(reason in table[f"{number}.weight"].reason for number, reason in enumerate(kinds))

@@ -206,6 +206,9 @@ def test_steps_that_train_the_callers_model_or_compute_gradients_too_late_are_re
     fused = torch.optim.AdamW(net.parameters(), fused=True)  # which autograd does not notice
     with pytest.raises(UserError, match="the model of trial"):
         short(["fire"], given, lambda *own: step(net, fused, own[2]))
+    net(INPUTS).sum().backward()  # gradients that a loop of its own adds to
+    with pytest.raises(UserError, match="the model of trial"):
+        short(["fire"], given, lambda *own: [loss := net(own[2][0]).sum(), loss.backward()][0])
     with pytest.raises(UserError, match="'l2_init' acts before step"):
         short(["l2_init"], step=lambda net, adam, batch: adam.step(lambda: net(batch[0]).sum()))
 

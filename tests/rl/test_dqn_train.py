@@ -41,10 +41,6 @@ def adam_steps(saved):
     return {names[key]: int(memory["step"]) for key, memory in saved["optimizer"]["state"].items()}
 
 
-def equal(one, other):
-    return all(torch.equal(value, other[name]) for name, value in one.items())
-
-
 def test_the_loop_acts_greedily_updates_and_copies_the_target_when_it_should(tmp_path):
     train(tmp_path, 376, "method=none", "run.keep=1000", "epsilon_final=0.0", "updates_per_transition=0.5")
     found = {int(path.stem.split("_")[1]): parts(path) for path in tmp_path.rglob("step_*.pt")}
@@ -58,10 +54,10 @@ def test_the_loop_acts_greedily_updates_and_copies_the_target_when_it_should(tmp
         greedy[step] = step == 376 or bool((actions[step // 4] == best).all())
         assert saved["at"]["updates"] == max(0, step - 80) // 4 * 2
         assert set(adam_steps(saved).values()) <= {saved["at"]["updates"]}
-        if step > 80 and equal(saved["target"], saved["net"]):
+        if step > 80 and all(map(torch.equal, saved["target"].values(), saved["net"].values())):
             copies.append(step)
         elif step > 80:
-            assert equal(saved["target"], found[step - 4]["target"])
+            assert all(map(torch.equal, saved["target"].values(), found[step - 4]["target"].values()))
     assert copies == [120, 160, 200, 240, 280, 320, 360]
     assert all(greedy[step] for step in greedy if step >= 280)  # epsilon_steps=200 after learning_starts=80
     assert not all(greedy[step] for step in greedy if step < 80)

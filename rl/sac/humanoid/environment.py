@@ -4,8 +4,7 @@ One step is ten physics steps of 2 ms, an episode at most 1000 steps. Observatio
 (51 numbers, 64 with the board). Action in [-1, 1]^19, mapped linearly to the servo ranges. As in HumanoidBench there is no
 extra forward pass after the physics: what reward and termination read is from the start of the last physics step.
 
-With `geometry="mesh"` every link collides as the convex hull of its mesh from robosuite-models; "primitive" has capsules,
-but for the feet. Contacts after a fall differ, so returns are not comparable and the names differ everywhere.
+With `geometry="mesh"` links collide as convex hulls of their meshes (robosuite-models), with "primitive" as capsules.
 """
 
 import importlib.util
