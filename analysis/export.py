@@ -43,8 +43,7 @@ def thin(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.sort_values(CURVES, kind="stable")
     groups = rows.groupby(CURVES[:-1])["step"]
     place, count = groups.cumcount(), groups.transform("size")
-    every = (count // POINTS).clip(lower=1)
-    return rows[(place == 0) | (place == count - 1) | ((place + 1) % every == 0)]
+    return rows[(place == 0) | (place == count - 1) | ((place + 1) % (count // POINTS).clip(lower=1) == 0)]
 
 
 def _write(frame: pd.DataFrame, path: Path) -> Path:

@@ -59,7 +59,8 @@ def load_torch(path: Path, remedy: str = "fetch it again, or save weights alone"
                 elif record := archive.testzip():
                     reason = f" (record {record!r} differs from its checksum)"
         if not reason:
-            with torch.serialization.safe_globals([Namespace]):  # timm saves its command line, plain values
+            more = {Namespace} - {*torch.serialization.get_safe_globals()}  # timm saves its command line
+            with torch.serialization.safe_globals([*more]):
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipped)
     except pickle.UnpicklingError:  # its message advises to load without the safety
         reason = " safely: it holds more than tensors and plain values, which could run code"

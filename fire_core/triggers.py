@@ -61,7 +61,7 @@ class Trigger:
                 f"state with {sorted(state)} does not fit {type(self).__name__}, which remembers {sorted(self.MEMORY)}"
             )
         for name in self.MEMORY:
-            if isinstance(own := getattr(self, name), Trigger):
+            if isinstance(own := getattr(self, name), Trigger) and state[name] is not None:
                 own.load_state_dict(state[name])
             else:
                 setattr(self, name, state[name])

@@ -68,8 +68,7 @@ def open_corpus(folder: Path, *, block: int, vocabulary: int, train_tokens: int 
 def in_answers(tokens: np.ndarray, answer: int, end_of_text: int) -> np.ndarray:
     """Return (tokens,) bool: True from behind the id `answer` up to the end-of-text id of its document, inclusive."""
     ends = np.append(np.flatnonzero((tokens == answer) | (tokens == end_of_text)), len(tokens) - 1)
-    following = ends[np.searchsorted(ends[:-1], np.arange(len(tokens)))]
-    return np.asarray(tokens[following] == end_of_text)
+    return np.asarray(tokens[ends[np.searchsorted(ends[:-1], np.arange(len(tokens)))]] == end_of_text)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -19,9 +19,8 @@ INITIAL_STD = 0.02
 class Shape:
     """Sizes and options of a `Decoder`. The defaults are the paper's GPT-0.1B (GPT-2 small without biases).
 
-    block: longest sequence. vocabulary: rows of the embedding; token ids must be below it.
-    key_value_heads: fewer than `heads` gives grouped-query attention; None means as many.
-    qkv: "fused" (one matrix, which methods still see as q, k and v) or "split" (three).
+    block: longest sequence. vocabulary: rows of the embedding; token ids must be below it. key_value_heads: fewer than
+    `heads` gives grouped-query attention; None: as many. qkv: "fused" (one matrix, seen as q, k and v) or "split" (three).
     activation: "gelu" (exact), "squared_relu", or "swiglu" (gated; its hidden width is 8/3 of `width`, rounded up to a
     multiple of 32, for about as many weights). tied: use the token embedding as output layer. residual_lambdas: block i
     reads r_i * stream + e_i * embedding with learned numbers that start at r_i = 1 and e_i = 0.

@@ -57,9 +57,8 @@ def open_source(
     encyclopaedic, technical: shipped. questions: made from encyclopaedic, see `_questions`. wikitext103, openwebtext,
     wikipedia (5,000 articles): through `datasets`, with a network the first time.
     folder:PATH: every .txt file below PATH is a document. jsonl:PATH: `field` of every line of a file (.jsonl, .jsonl.xz,
-    .jsonl.gz) is a document.
-    In both, `validation_share` of the documents, chosen by the SHA-256 of their position, is validation. In JSONL the field
-    `split` can replace the share: train, or validation (valid, val); other lines are skipped.
+    .jsonl.gz) is one. In both, `validation_share` of the documents, by the SHA-256 of their position, is validation. In
+    JSONL the field `split` can replace the share: train, or validation (valid, val); other lines are skipped.
     """
     if text in MADE:
         return Source(text, _questions, {"source": "questions on the shipped encyclopaedic text"}, ANSWER)

@@ -41,8 +41,8 @@ def targets_of(
         if target.parameter in copies:
             rows[i] = replace(target, **OUT, reason=f"looks like a copy of {copies[target.parameter]}")
         elif target.included and model is None:
-            alike = (n for n in outside if tensors[n].shape == weight.shape)
-            if twin := next((n for n in alike if torch.equal(tensors[n].float(), weight.float())), ""):
+            like = (n for n in outside if (t := tensors[n]).shape == weight.shape and t.dtype == weight.dtype)
+            if twin := next((n for n in like if torch.equal(tensors[n], weight)), ""):
                 reason = f"equals {twin}, which stays out: they may be tied, which --model tells"
                 rows[i] = replace(target, **OUT, reason=reason)
     listed = rows

@@ -11,12 +11,15 @@ class FireCallback(TriggeredFire, Callback):
     state_key = ""  # one of each callback, instead of Lightning's
     _validated: frozenset[str] = frozenset()
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._known = self._known and trainer.global_step > 0  # else it is another training
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.begin(trainer.global_step, pl_module, trainer.callbacks)
         self._last_step = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx % trainer.accumulate_grad_batches == 0:  # a new step
+        if batch_idx % trainer.accumulate_grad_batches == 0 and not trainer.fit_loop._skip_backward:
             summary = self.act(trainer.global_step, pl_module, trainer.optimizers)
             for logger in trainer.loggers if summary else ():
                 logger.log_metrics(summary, trainer.global_step)

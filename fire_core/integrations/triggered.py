@@ -62,19 +62,18 @@ class TriggeredFire:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the trigger, and whether it has fired since the last step."""
-        return {**self.trigger.state_dict(), "due": self._due}
+        return {**self.trigger.state_dict(), "fire is due": self._due}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._due, self._known = state_dict.get("due", False), True
-        self.trigger.load_state_dict({name: value for name, value in state_dict.items() if name != "due"})
+        self._due, self._known = state_dict.get("fire is due", False), True
+        self.trigger.load_state_dict({n: value for n, value in state_dict.items() if n != "fire is due"})
 
     def observe(self, step: int, metrics: dict[str, Any]) -> None:
-        """Ask the trigger. Of several ranks, 0 decides."""
+        """Ask the trigger. Of several ranks, what 0 is told decides."""
         scalars = {n: v for n, v in metrics.items() if not isinstance(v, Tensor) or v.numel() == 1}
         observed = {n: float(v) for n, v in scalars.items() if isinstance(v, int | float | Tensor)}
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
-            self._due = self.trigger(step, observed) or self._due
+        self._due = self.trigger(step, observed) or self._due
 
     def act(self, step: int, model: nn.Module, optimizers: Any) -> dict[str, float]:
         """Treat the model, before a step, if the trigger has fired; return the summary of the report then."""

@@ -28,8 +28,7 @@ def available() -> dict[str, type[Method]]:
 
 def title(name: str) -> str:
     """Return what tables and figures call a method, which need not be known here."""
-    cls = registry.get((name, PUBLISHED))
-    return vars(cls or Method).get("title", "") or name.replace("_", " ")
+    return vars(registry.get((name, PUBLISHED)) or Method).get("title", "") or name.replace("_", " ")
 
 
 def moments(cls: type[Method]) -> str:

@@ -157,8 +157,7 @@ def names(table: Iterable[Target]) -> list[str]:
 
 def shorten(words: Sequence[str], limit: int = 8) -> str:
     """Return the first `limit` words, joined by commas, and how many follow."""
-    more = f", ... ({len(words) - limit} more)" if len(words) > limit else ""
-    return ", ".join(words[:limit]) + more
+    return ", ".join(words[:limit]) + (f", ... ({len(words) - limit} more)" if len(words) > limit else "")
 
 
 PRESETS: dict[str, Callable[[Target], bool]] = {

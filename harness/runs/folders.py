@@ -96,8 +96,7 @@ def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     row |= {"data": str(meta.get("data") or "unknown"), "machine": str(meta.get("hardware") or "unknown")}
     row |= {key: str(meta.get(key) or "") for key in ("domain", "started")}
     protocol = config.get("protocol")
-    named = protocol.get("name") if isinstance(protocol, dict) else protocol
-    return row | {"protocol": str(named or "")}
+    return row | {"protocol": str((protocol.get("name") if isinstance(protocol, dict) else protocol) or "")}
 
 
 def _starts(meta: dict[str, Any]) -> list[dict[str, Any]]:

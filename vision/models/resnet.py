@@ -20,8 +20,7 @@ class ResidualBlock(nn.Module):
             self.shortcut = nn.Sequential(scale, nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.relu1(self.bn1(self.conv1(x)))
-        return self.relu2(self.bn2(self.conv2(out)) + self.shortcut(x))
+        return self.relu2(self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x))))) + self.shortcut(x))
 
 
 class ResNet(nn.Module):
