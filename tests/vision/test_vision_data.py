@@ -200,7 +200,7 @@ def test_a_published_data_set_as_class_folders_keeps_its_name_and_size(tmp_path)
     assert small.train_images.shape == (10, 3, 16, 16)
     assert len(list((tmp_path / "decoded").glob("*.pt"))) == 1  # all sizes share one decoded copy
     fewer = folder_of_pictures(tmp_path / "fewer")
-    refused("has 2 class folders in train, cifar10 has 10: use data=image_folder", "cifar10", fewer)
+    refused("has 2 classes in train, cifar10 has 10: use data=image_folder", "cifar10", fewer)
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n"
