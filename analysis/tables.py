@@ -27,9 +27,8 @@ DOCUMENTS = ["README.md", "REPRODUCED.md", *(f"docs/{page}.md" for page in PAGES
 GAINS = {names.panel(name): (name, "medium") for name in studies.GAINS}
 EXPLORED = ("fire", "rescale", "shrink_perturb", "full_reset", "plasticity_injection")
 # experiments in README.md's table, each with the size that is shown
-OVERVIEW = dict.fromkeys([*studies.GAINS[:2], "fig3_60k", "fig4a_asterix", "fig4b_walk"], "medium") | {
-    "random_label": "small"
-}
+OVERVIEW = dict.fromkeys([*studies.GAINS[:2], "fig3_60k", "fig4a_asterix", "fig4b_walk"], "medium")
+OVERVIEW |= {"random_label": "small"}
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,9 @@ class Pool:
             new = self.asked[self._passed_on :]
             self._passed_on += len(new)
             for number in new:
-                for process in [process for process in self.running if process.exitcode is None]:
+                for each in [process for process in self.running if process.exitcode is None]:
                     with suppress(ProcessLookupError):  # it ends just now
-                        os.kill(process.pid, number)
+                        os.kill(each.pid, number)
             codes = {process: process.exitcode for process in self.running}
             self.codes += [code for code in codes.values() if code is not None]
             self.running = [process for process, code in codes.items() if code is None]

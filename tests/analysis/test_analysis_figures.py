@@ -99,10 +99,9 @@ def test_axes_count_from_the_fork_and_keep_a_shared_half_once(results):
     starts = points_of(results, "fig4a_asterix").groupby("label")["x"].min()  # in thousands of steps
     assert (starts["none"], starts["fire"]) == (0, 0.5)
     part = part_of(results, "fig3_best")
-    late = part.metrics.assign(
-        step=part.metrics["step"] + 20 * (part.metrics["seed"] == 2)
-    )  # a later boundary
-    rows = curves.points(Results(part.runs, late, part.boundaries), measures.of(part)[0], paper=False).rows
+    steps = part.metrics["step"] + 20 * (part.metrics["seed"] == 2)  # this seed has a later boundary
+    late = Results(part.runs, part.metrics.assign(step=steps), part.boundaries)
+    rows = curves.points(late, measures.of(part)[0], paper=False).rows
     assert rows.groupby("seed")["x"].agg(list).map(tuple).nunique() == 1
 
 

@@ -68,6 +68,5 @@ def test_verdict_follows_the_written_rule(loss, said):
     table = pd.concat([table.assign(seed=seed) for seed in range(26, 31)], ignore_index=True)
     assert f"The trial {said}:" in trial_evidence.verdict(table)
     assert trial_evidence.verdict(table[:3]) == "Open: 3 of 25 seeds, in 3 of 5 panels."
-    assert all(
-        "Open: 0 of" in trial_evidence.verdict(t) for t in (table.assign(repeats=2), table.assign(seed=1))
-    )
+    for other in (table.assign(repeats=2), table.assign(seed=1)):
+        assert "Open: 0 of 25 seeds" in trial_evidence.verdict(other)
