@@ -19,7 +19,6 @@ from fire_core.report import Report
 from fire_core.seeding import derive, kept_chance
 from fire_core.state import State, snapshot
 from fire_core.targets import check_module, shorten
-from fire_core.targets.model_targets import identity
 from fire_core.wrapped_models import reshard, unwrap, unwrap_with
 
 IDLE = Method()  # acts in place of a method before its first phase
@@ -53,7 +52,7 @@ def attach(
         followers: (target network, its source) pairs; a follower is copied from its source after a treatment.
         optimizer_state: "clear_changed", "clear" or "keep": what `reset_optimizer_state` does at a boundary.
         renew: returns new optimizers after a method has added modules; by default, ones like the old, with their memory.
-        seed: of the method's own randomness, which is a function of the seed and the phase.
+        seed: of the method's own randomness, a function of the seed and the phase (UPGD's: of the weights).
         compiled: whether the nets are trained through torch.compile.
 
     Raises: UserError for settings that do not fit the networks, and for something that the method needs and does not get.
@@ -81,13 +80,11 @@ def attach(
 
 
 def check_nets(nets: Mapping[str, nn.Module], initial: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise UserError for a net that is no module, and if `initial` holds its own tensors or has other shapes."""
+    """Raise UserError for a net that is no module, and if `initial` has other shapes, or is the net's own tensors."""
     for name, net in nets.items():
         check_module(net)
         inner, start = unwrap_with(net, initial.get(name, {}))
         pairs = [(key, p, start[key]) for key, p in inner.named_parameters() if key in start]
-        if any(identity(p) == identity(first) for _, p, first in pairs):
-            raise UserError(f"initial holds the weights of net {name!r} themselves: give a deepcopy of them")
         if wrong := [key for key, p, first in pairs if p.shape != first.shape]:
             raise UserError(f"initial has other shapes than net {name!r} in {shorten(wrong)}")
 
@@ -161,8 +158,7 @@ class Attached:
             for target, source in state.followers:
                 unwrap(target).load_state_dict(unwrap(source).state_dict())
         changed = [*([] if renews else report.parameters), *(also() if also else ())]
-        policy = self.acting.optimizer_state or self.optimizer_state
-        reset_optimizer_state(state.optimizers, policy, changed)
+        reset_optimizer_state(state.optimizers, self.acting.optimizer_state or self.optimizer_state, changed)
         if renews:
             self._renew()
         self._choose_optimizers()
@@ -170,8 +166,12 @@ class Attached:
 
     def penalty(self) -> Tensor | float:
         """Return a scalar to add to the loss. Call it once a step, before `backward`."""
-        self._has_penalty = True
-        return self.acting.penalty(self.state)
+        self._has_penalty, weights = True, (p for net in self.state.nets.values() for p in net.parameters())
+        kind = next(weights, torch.empty(0)).device.type
+        if not torch.is_autocast_enabled(kind):
+            return self.acting.penalty(self.state)
+        with torch.autocast(kind, enabled=False):  # it would lose precision
+            return self.acting.penalty(self.state)
 
     def before_step(self, *nets: str) -> None:
         """Call it when the gradients of a step are complete: unscaled, and not yet clipped.
@@ -308,6 +308,8 @@ def _check_parameters(method: Method, state: State, renew: Renewal | None) -> No
             raise UserError(f"{of}: give its optimizer that name, or attach(renew=...)")
         if method.changes_optimizer:
             _check_rates(method, state.optimizers[name])
+            if strange := [key for key, p in net.named_parameters() if p.is_complex() and p.requires_grad]:
+                raise UserError(f"method {method.name!r} is for real weights, unlike {shorten(strange)}")
         if name in state.optimizers and (method.changes_structure or method.changes_optimizer):
             held = weights_of([state.optimizers[name]])
             if (method.changes_optimizer or not renew) and (other := len(held.keys() - known)):
@@ -330,8 +332,14 @@ def renewed(nets: Mapping[str, nn.Module], old: Mapping[str, Optimizer]) -> dict
             raise UserError(f"the optimizer of {name!r} has {count} parameter groups: give attach(renew=...)")
         trained = dict.fromkeys(p for p in net.parameters() if p.requires_grad)
         known = inspect.signature(type(before)).parameters.keys() - {"params"}
-        present = {k: v for k, v in before.param_groups[0].items() if k != "params"}
-        made[name] = type(before)(list(trained), **{k: v for k, v in present.items() if k in known})
+        present = {k: v for k, v in before.param_groups[0].items() if k not in ("params", "param_names")}
+        try:
+            made[name] = type(before)(list(trained), **{k: v for k, v in present.items() if k in known})
+        except (TypeError, AttributeError, ValueError) as error:  # of a wrapper, as accelerate's is
+            kind = type(before).__name__
+            raise UserError(
+                f"no {kind} can be made of new parameters ({error}): give attach(renew=...)"
+            ) from error
         made[name].param_groups[0].update(present)
         made[name].state.update({p: memory for p, memory in before.state.items() if p in trained})
         _hand_on_hooks(before, made[name])

@@ -93,10 +93,8 @@ def _check_replicas(parameters: Mapping[str, Tensor], group: dist.ProcessGroup |
     everywhere: list[list[int]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(everywhere, sums, group=group)
     if differing := [name for name, *ranks in zip(plain, *everywhere, strict=True) if len(set(ranks)) > 1]:
-        raise UserError(
-            f"parameters differ between ranks: {', '.join(differing[:5])} ({len(differing)} in all), and nothing was "
-            "changed; broadcast the model from one rank first"
-        )
+        wrong = f"parameters differ between ranks: {', '.join(differing[:5])} ({len(differing)} in all)"
+        raise UserError(f"{wrong}, and nothing was changed; broadcast the model from one rank first")
 
 
 def _exchange(
@@ -131,10 +129,8 @@ def _group_of(parameters: Iterable[Tensor]) -> dist.ProcessGroup | None:
         return None
     if mesh.ndim == 1:
         return mesh.get_group()
-    raise UserError(
-        f"the model's mesh has {mesh.size()} of {dist.get_world_size()} ranks in {mesh.ndim} dimensions: pass group=, the "
-        "process group of exactly those ranks"
-    )
+    wrong = f"the model's mesh has {mesh.size()} of {dist.get_world_size()} ranks in {mesh.ndim} dimensions"
+    raise UserError(f"{wrong}: pass group=, the process group of exactly those ranks")
 
 
 def _write_full(parameter: Tensor, new: Tensor | None, owner: int, group: dist.ProcessGroup | None) -> None:

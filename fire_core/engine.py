@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,6 @@ from fire_core.solvers.polar import STACK_BYTES, deviations
 from fire_core.targets import Target, TargetTable, check_module, find_targets, list_targets, shorten
 from fire_core.targets.model_targets import identity, inside
 from fire_core.wrapped_models import is_sharded, replicas_in, reshard, unwrap_with
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 Degenerate = Literal["raise", "skip"]
 
@@ -50,7 +47,7 @@ def treat_model(
     table: TargetTable,
     treatment: Treatment,
     *,
-    group: "ProcessGroup | None" = None,
+    group: "torch.distributed.ProcessGroup | None" = None,
     **options: Any,
 ) -> Report:
     """Run `treatment` on every included target of `model`, in place, and return the report.
@@ -133,6 +130,7 @@ def treat_tensors(
             raise UserError(f"NaN, infinite or overflowing values for {shorten(bad)}: nothing was written")
         for target, matrix in results if not dry_run else ():
             target.write(parameters, matrix)
+        torch.clear_autocast_cache()  # of the old weights
     written = {identity(parameters[t.parameter]) for t, _ in results if not dry_run}
     changed = {name for name, tensor in parameters.items() if identity(tensor) in written}  # with tied ones
     return Report(
@@ -162,11 +160,9 @@ def observe(
     model, initial = unwrap_with(model, initial)
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     if is_sharded(parameters.values()):
-        raise UserError(
-            f"{method or action} changes whole parameters and cannot see them in a sharded model; fire, fire_exact, "
-            "interpolate, rescale, keep_norm and random_orthogonal can: use one of these, or change the weights before "
-            "fully_shard"
-        )
+        can = "fire, fire_exact, interpolate, rescale, keep_norm and random_orthogonal can"
+        wrong = f"{method or action} changes whole parameters and cannot see them in a sharded model; {can}"
+        raise UserError(f"{wrong}: use one of these, or change the weights before fully_shard")
     table, report = list_targets(model), Report(method=method)
     table = table if table.included else TargetTable()
     before = {name: p.detach().clone() for name, p in parameters.items()}
@@ -177,7 +173,8 @@ def observe(
         raise UserError(f"{method or action} made {shorten(other)} anew, which nothing trains: use copy_")
     with torch.no_grad():
         report.changed |= {name for name, p in parameters.items() if not torch.equal(before[name], p)}
-        changed = [t for t in table.included if t.parameter in report.changed]
+        written = [t for t in table.included if t.parameter in report.changed]
+        changed = [t for t in written if not torch.equal(t.matrix(before), t.matrix(parameters))]
         figures = [
             (group, _figures(group, matrices_of(group, before, new), new, Treated(new), initial))
             for group, new in _stacks(changed, parameters)
@@ -243,16 +240,12 @@ def check_targets(
         if parameter.is_meta:
             raise UserError(f"parameter {name!r} is on the meta device: load its weights first")
         if parameter.is_inference() and not torch.is_inference_mode_enabled():
-            raise UserError(
-                f"parameter {name!r} was made under torch.inference_mode and cannot be changed outside: call this "
-                "inside torch.inference_mode, or build the model outside"
-            )
+            wrong = f"parameter {name!r} was made under torch.inference_mode and cannot be changed outside"
+            raise UserError(f"{wrong}: call this inside torch.inference_mode, or build the model outside")
         start = (initial or {}).get(name, parameter)
         if getattr(start, "shape", None) != parameter.shape:
-            raise UserError(
-                f"initial holds {start!r:.80} as {name!r}, which is {tuple(parameter.shape)} in the model: this net "
-                "was not changed; give the starting weights of this model"
-            )
+            wrong = f"initial holds {start!r:.80} as {name!r}, which is {tuple(parameter.shape)} in the model"
+            raise UserError(f"{wrong}: this net was not changed; give the starting weights of this model")
 
 
 def _degenerate(
@@ -267,20 +260,18 @@ def _degenerate(
     values = torch.cat([norm.to(norms[0].device) for norm in norms]).tolist()
     known = dict(zip(names, values, strict=True))
     if bad := [name for name, norm in known.items() if not norm < math.inf]:
-        raise UserError(
-            f"NaN or infinite values in {shorten(bad)}: this net was not changed; restore the weights"
-        )
+        wrong = f"NaN or infinite values in {shorten(bad)}"
+        raise UserError(f"{wrong}: this net was not changed; restore the weights")
     small = {
         name: f"norm {norm:.3g} is below min_norm={min_norm:g}" if norm else "all-zero matrix"
         for name, norm in known.items()
         if norm == 0.0 or norm < min_norm
     }
     if small and degenerate == "raise":
-        raise UserError(
-            f"{next(iter(small.values()))} in {shorten(list(small))}: such a matrix has no reliable nearest orthogonal "
-            "matrix, and this net was not changed; set degenerate to 'skip' to leave such matrices as they are, or exclude "
-            "them with targets"
-        )
+        wrong = f"{next(iter(small.values()))} in {shorten(list(small))}"
+        why = "such a matrix has no reliable nearest orthogonal matrix, and this net was not changed"
+        remedy = "set degenerate to 'skip' to leave such matrices as they are, or exclude them with targets"
+        raise UserError(f"{wrong}: {why}; {remedy}")
     return small
 
 
@@ -303,11 +294,9 @@ def _stacks(targets: list[Target], parameters: Mapping[str, Tensor]) -> Iterator
                     matrices.append(t.matrix(parameters))
                 except IndexError:
                     matrices.append(parameters[t.parameter])
-                if tuple(matrices[-1].shape) != tuple(shape):
-                    raise UserError(
-                        f"target {t.name!r} is {tuple(shape)} in the table and {tuple(matrices[-1].shape)} in the model: "
-                        "make the table with find_targets(model)"
-                    )
+                if (found := tuple(matrices[-1].shape)) != tuple(shape):
+                    wrong = f"target {t.name!r} is {tuple(shape)} in the table and {found} in the model"
+                    raise UserError(f"{wrong}: make the table with find_targets(model)")
             yield group, torch.stack(matrices).to(torch.float64 if dtype == torch.float64 else torch.float32)
 
 
@@ -315,8 +304,6 @@ def matrices_of(group: list[Target], source: Mapping[str, Tensor], like: Tensor)
     """Return the matrices of a group in `source`, (count, out, in), of the type and on the device of `like`."""
     matrices = torch.stack([t.matrix(source) for t in group]).to(like)
     if matrices.shape != like.shape:
-        raise UserError(
-            f"{group[0].name!r} is {tuple(like.shape[1:])} in the model and {tuple(matrices.shape[1:])} in initial: give "
-            "the starting weights of this model"
-        )
+        wrong = f"{group[0].name!r} is {tuple(like.shape[1:])} in the model and {tuple(matrices.shape[1:])}"
+        raise UserError(f"{wrong} in initial: give the starting weights of this model")
     return matrices

@@ -64,10 +64,8 @@ def reset_optimizer_state(
     for key, parameter, _ in copies if policy == "keep" else ():
         if changed is None or (key == ORIGIN and id(parameter) in chosen):
             advice = "give the report as `changed`" if changed is None else "choose clear or clear_changed"
-            raise UserError(
-                f"optimizer_state='keep': {key!r} of this optimizer holds copies of weights, and the next step would "
-                f"bring the old ones back: {advice}"
-            )
+            wrong = f"optimizer_state='keep': {key!r} of this optimizer holds copies of weights"
+            raise UserError(f"{wrong}, and the next step would bring the old ones back: {advice}")
     counters = {} if policy == "keep" else {id(part): _counters(part) for nest in nests for part in nest}
     for _, parameter, copy in copies:
         if policy == "clear" or id(parameter) in chosen:
@@ -174,9 +172,8 @@ def _memory(kind: Any) -> _Memory:
         try:
             trees = [ast.parse(textwrap.dedent(inspect.getsource(each))).body[0] for each in functions]
         except (OSError, SyntaxError):
-            raise UserError(
-                f"what {base.__name__} remembers is not known, as its source cannot be read: build a new one instead"
-            ) from None
+            wrong = f"what {base.__name__} remembers is not known, as its source cannot be read"
+            raise UserError(f"{wrong}: build a new one instead") from None
         methods = {each.name: each for each in trees if isinstance(each, ast.FunctionDef)}
         start = ast.unparse(methods["__init__"]) if "__init__" in methods else ""
         starts = {"__init__", "add_param_group", *re.findall(r"self\.(\w+)\(", start)}
@@ -261,10 +258,8 @@ def copies_in(nest: list[Any]) -> list[tuple[str, Tensor, Tensor]]:
             owners: list[Any] = [weights.get(key if isinstance(key, int) else id(key)) for key, _ in copies]
             owners = [*weights.values()] if None in owners else owners
             if copies and (name not in keys or [p.shape for p in owners] != [v.shape for _, v in copies]):
-                raise UserError(
-                    f"{type(part).__name__} keeps {len(copies)} tensors in its attribute {name!r}, and whether they copy "
-                    "weights is not known: build a new optimizer"
-                )
+                wrong = f"{type(part).__name__} keeps {len(copies)} tensors in its attribute {name!r}"
+                raise UserError(f"{wrong}, and whether they copy weights is not known: build a new optimizer")
             found += [(name, p, copy) for p, (_, copy) in zip(owners, copies, strict=True)]
     return found
 
@@ -297,9 +292,8 @@ def _counters(part: Any) -> list[tuple[dict[str, Any], str, Any]]:
     maps = {key: vars(part).get(key) for key in sorted(memory.counters - NO_MEMORY)}
     unknown += [k for k, m in maps.items() if isinstance(m, Mapping) and any(map(_is_number, m.values()))]
     for key in unknown + [key for _, key, first in found if first is UNKNOWN]:
-        raise UserError(
-            f"{type(part).__name__} keeps {key!r}, whose first value is not known: build a new optimizer, or choose keep"
-        )
+        wrong = f"{type(part).__name__} keeps {key!r}, whose first value is not known"
+        raise UserError(f"{wrong}: build a new optimizer, or choose keep")
     return found
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from fire_core.solvers.polar import ITERATIONS, Normalize, Solver, check_matrice
 from fire_core.targets import Target, shorten
 from fire_core.targets.model_targets import overlaps_itself
 from fire_core.wrapped_models import unwrap_with
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 Scale = Literal["official", "none", "initial"]
 
@@ -57,9 +54,8 @@ class FireSettings:
         check_settings(self, scale=" ".join(get_args(Scale)), degenerate=" ".join(get_args(Degenerate)))
         check_settings(self, strength="[0, 1]", variance_factor="(0, inf)", min_norm="[0, inf)")
         if self.variance_factor != 1.0 and self.scale != "initial":
-            raise UserError(
-                f"variance_factor={self.variance_factor!r} has no effect with scale={self.scale!r}: choose scale='initial'"
-            )
+            wrong = f"variance_factor={self.variance_factor!r} has no effect with scale={self.scale!r}"
+            raise UserError(f"{wrong}: choose scale='initial'")
 
     @classmethod
     def of(cls, **settings: Any) -> "FireSettings":
@@ -100,15 +96,12 @@ def _initial_norms(group: list[Target], stack: Tensor, initial: Mapping[str, Ten
     """Return the Frobenius norms of the starting matrices, (count, 1, 1)."""
     known = initial or {}
     if missing := [t.parameter for t in group if t.parameter not in known]:
-        raise UserError(
-            f"scale='initial' needs the starting weights of {shorten(missing)}: give initial=, a copy of state_dict()"
-        )
+        wrong = f"scale='initial' needs the starting weights of {shorten(missing)}"
+        raise UserError(f"{wrong}: give initial=, a copy of state_dict()")
     norms = torch.linalg.matrix_norm(matrices_of(group, known, stack), keepdim=True)
     if bad := [t.name for t, norm in zip(group, norms.flatten().tolist()) if not 0 < norm < math.inf]:
-        raise UserError(
-            f"scale='initial': the starting weights of {shorten(bad)} are zero or not finite, and this net was not changed; "
-            "exclude these matrices with targets"
-        )
+        wrong = f"scale='initial': the starting weights of {shorten(bad)} are zero or not finite"
+        raise UserError(f"{wrong}, and this net was not changed; exclude these matrices with targets")
     return norms
 
 
@@ -119,7 +112,7 @@ def fire(
     example: Any = None,
     initial: Mapping[str, Tensor] | None = None,
     dry_run: bool = False,
-    group: "ProcessGroup | None" = None,
+    group: "torch.distributed.ProcessGroup | None" = None,
     solver: Solver = "newton_schulz",
     iterations: int = ITERATIONS,
     normalize: Normalize = "frobenius",
@@ -178,8 +171,7 @@ def project_(weight: Tensor, *, solver: str = "exact", scale: float | None = Non
         scale = (rows / columns) ** 0.5 / len(taps) if scale is None else scale
         result = (polar(taps, solver, **settings).factor * scale).to(weight.dtype)
         if not bool(result.isfinite().all()):
-            raise UserError(
-                f"scale={scale!r} makes values that {weight.dtype} cannot hold: choose a smaller one (nothing was written)"
-            )
+            wrong = f"scale={scale!r} makes values that {weight.dtype} cannot hold"
+            raise UserError(f"{wrong}: choose a smaller one (nothing was written)")
         weight.copy_((result.movedim(0, 2) if weight.ndim > 2 else result[0]).reshape(weight.shape))
     return weight

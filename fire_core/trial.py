@@ -23,6 +23,7 @@ from fire_core.columns import columns
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.methods.method import Method
+from fire_core.optim_state import weights_of
 from fire_core.seeding import derive, kept_chance, seeded
 from fire_core.targets import shorten
 from fire_core.wrapped_models import is_sharded, replicas_in
@@ -89,7 +90,9 @@ def trial(
     options: dict[str, Any] = {"initial": starts, "loss": loss, "optimizer_state": optimizer_state}
     trained = lambda p: (p._version, id(p.grad), getattr(p.grad, "_version", 0))  # noqa: E731
     # gradients are kept, so that no later one can have the id of one of them
-    own = {p: (trained(p), p.grad) for n in nets.values() for p in n.parameters() if not p.is_inference()}
+    given = weights_of(optimizer.values() if isinstance(optimizer, Mapping) else [optimizer])
+    given |= {id(p): p for net in nets.values() for p in net.parameters()}
+    own = {p: (trained(p), p.grad) for p in given.values() if not p.is_inference()}
 
     def branch(method: Method) -> list[float]:  # its copies are gone when it returns
         copies, optimizers = _copy(nets, optimizer)
@@ -108,7 +111,9 @@ def trial(
                     began = time.perf_counter()
                     scores = branch(method)
                     if any(trained(p) != before for p, (before, _) in own.items()):
-                        raise UserError("step has trained the model of trial() itself, not its argument")
+                        raise UserError(
+                            "step has trained the model of trial() itself, or what else its optimizer holds, not the copies"
+                        )
                     result.scores[name].append(scores)
                     runs |= {re.sub(r" at 0x\w+", "", str((scores, data)))} if name == "none" else set()
                     result.repeated = len(runs) == 1
@@ -244,10 +249,8 @@ def _check(
     hooks = [getattr(o, f"_optimizer_step_{at}_hooks", None) for o in optimizers for at in ("pre", "post")]
     if hooked or any(hooks):
         of = shorten(hooked) or "the optimizer"
-        raise UserError(
-            f"a copy would lose the hooks of {of}: remove them (wandb.unwatch), and if they change gradients or weights, do "
-            "that in step"
-        )
+        wrong = f"a copy would lose the hooks of {of}: remove them (wandb.unwatch)"
+        raise UserError(f"{wrong}, and if they change gradients or weights, do that in step")
     if not isinstance(steps, int | np.integer) or steps < PARTS or repeats < 2:
         raise UserError(f"steps={steps}, repeats={repeats}: give at least {PARTS} whole steps and 2 repeats")
     if isinstance(batches, Iterator):

@@ -35,10 +35,9 @@ class Trigger:
         if self.metric not in observed:
             self.missed += self.missed >= 0
             if self.missed >= MOST_MISSED:
-                raise UserError(
-                    f"{type(self).__name__} waits for metric {self.metric!r}, which none of {self.missed} calls with "
-                    f"metrics carried{did_you_mean(self.metric, map(str, observed))}"
-                )
+                near = did_you_mean(self.metric, map(str, observed))
+                wrong = f"{type(self).__name__} waits for metric {self.metric!r}"
+                raise UserError(f"{wrong}, which none of {self.missed} calls with metrics carried{near}")
             return False
         self.missed = -1  # seen once: it exists
         value = float(observed[self.metric])
@@ -57,9 +56,8 @@ class Trigger:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned. Raises UserError if the state belongs to another kind of trigger."""
         if set(state) != set(self.MEMORY):
-            raise UserError(
-                f"state with {sorted(state)} does not fit {type(self).__name__}, which remembers {sorted(self.MEMORY)}"
-            )
+            wrong = f"state with {sorted(state)} does not fit {type(self).__name__}"
+            raise UserError(f"{wrong}, which remembers {sorted(self.MEMORY)}")
         for name in self.MEMORY:
             if isinstance(own := getattr(self, name), Trigger) and state[name] is not None:
                 own.load_state_dict(state[name])

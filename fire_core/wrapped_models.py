@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from fire_core.targets.model_targets import inside
+from fire_core.targets.model_targets import identity, inside
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -27,13 +27,17 @@ def unwrap_with(model: nn.Module, initial: Any) -> tuple[nn.Module, Any]:
     if initial is None:
         return inner, None
     if not isinstance(initial, Mapping):
-        raise UserError(
-            f"initial is a {type(initial).__name__}: give the starting weights, as state_dict() does"
-        )
+        wrong = f"initial is a {type(initial).__name__}"
+        raise UserError(f"{wrong}: give the starting weights, as state_dict() does")
     sharded = {n: v for n, v in initial.items() if hasattr(v, "full_tensor")}
     initial = {**initial, **{n: v.to(v.device_mesh.device_type).full_tensor() for n, v in sharded.items()}}
     if prefix and not initial.keys() <= inner.state_dict().keys():
         initial = {name.removeprefix(prefix): value for name, value in initial.items()}
+    pairs = [
+        (p, initial[name]) for name, p in inner.named_parameters() if name in initial and p.requires_grad
+    ]
+    if any(isinstance(start, Tensor) and identity(start) == identity(p) for p, start in pairs):
+        raise UserError("initial holds the weights of the model themselves: give a deepcopy of them")
     return inner, initial
 
 

@@ -53,9 +53,8 @@ class TriggeredFire:
         self._others = tuple(others)  # the search for averages takes lists and modules alone
         tuple(self._averages(model))
         if step and not self._known:
-            raise UserError(
-                f"{self.state_key} has no state at step {step}: resume a run with it; name several apart"
-            )
+            wrong = f"{self.state_key} has no state at step {step}"
+            raise UserError(f"{wrong}: resume a run with it; name several apart")
         self._known = True
         if step == 0:
             self.load_state_dict(copy.deepcopy(self._start))
@@ -103,6 +102,5 @@ class TriggeredFire:
             if counts and isinstance(twin, nn.Module) and twin.state_dict().keys() == own.state_dict().keys():
                 yield twin, counts[0]
             elif not self.keep_copies:
-                raise UserError(
-                    f"{path} holds a copy of the weights: remove that callback, or give keep_copies=True and start it anew"
-                )
+                wrong = f"{path} holds a copy of the weights"
+                raise UserError(f"{wrong}: remove that callback, or give keep_copies=True and start it anew")

@@ -67,6 +67,6 @@ def feature_rank(features: Tensor, delta: float = 0.01) -> Tensor:
         problem = "hold NaN or infinity: the net has diverged" if features.numel() else "are empty"
         raise UserError(f"feature_rank: features of shape {tuple(features.shape)} {problem}")
     singular = torch.linalg.svdvals(_float(features))
-    total = singular.sum()
-    reached = singular.cumsum(0) >= (1.0 - delta) * total
-    return torch.where(total > 0, reached.int().argmax() + 1, 0)
+    sums = singular.cumsum(0)
+    reached = sums >= (1.0 - delta) * sums[-1]
+    return torch.where(sums[-1] > 0, reached.int().argmax() + 1, 0)

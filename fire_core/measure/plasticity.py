@@ -105,9 +105,11 @@ def curvature(
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         value = loss(functional_call(net, state, arguments, keywords), targets)
         found = torch.autograd.grad(value, trained, create_graph=True, allow_unused=True)
-        leaves = [p for p, gradient in zip(trained, found, strict=True) if gradient is not None]
-        gradients = [gradient for gradient in found if gradient is not None]
-        vector = [torch.randn(p.shape, generator=generator).to(p) for p in leaves]
+        pairs = [(p, g) for p, g in zip(trained, found, strict=True) if g is not None and g.requires_grad]
+        if not pairs:  # linear in all weights
+            return 0.0
+        leaves, gradients = zip(*pairs, strict=True)
+        vector = [torch.randn(p.shape, generator=generator, device="cpu").to(p) for p in leaves]
         eigenvalue = torch.zeros(())
         for _ in range(iterations):
             norm = torch.stack([(v * v).sum() for v in vector]).sum().sqrt()

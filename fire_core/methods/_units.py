@@ -83,9 +83,8 @@ class LayerMethod(Method):
             self.layers[name] = [layer for layer in found if layer.name not in reasons]
             if not self.layers[name]:
                 why = "; ".join(f"{key} {reason}" for key, reason in list(reasons.items())[:4])
-                raise UserError(
-                    f"method {self.name!r} finds no layer in net {name!r} whose units it could replace: {why}"
-                )
+                wrong = f"method {self.name!r} finds no layer in net {name!r} whose units it could replace"
+                raise UserError(f"{wrong}: {why}")
         return self.layers[name]
 
     def _start(self, state: State) -> None:
@@ -165,10 +164,8 @@ class UnitMethod(LayerMethod):
                     scored.append((name, layer, chosen))
         self.unseen = 0 if scored else self.unseen + 1
         if self.unseen >= MOST_UNSEEN:
-            raise UserError(
-                f"method {self.name!r} saw no activations in {MOST_UNSEEN} steps: it records forward passes in training "
-                "mode, with gradients and outside of torch.compile"
-            )
+            wrong = f"method {self.name!r} saw no activations in {MOST_UNSEEN} steps: it records forward"
+            raise UserError(f"{wrong} passes in training mode, with gradients and outside of torch.compile")
         for (name, layer, _), chosen in zip(scored, self.indices([chosen for *_, chosen in scored])):
             if len(chosen):
                 self.recycle(state, name, layer, chosen)
@@ -179,9 +176,8 @@ class UnitMethod(LayerMethod):
         law = "he_uniform" if self.fresh == "he_uniform" else "default"
         optimizers = [o for each in state.optimizers.values() for o in nest_of(each) if self.reset_moments]
         if any(map(groups_in_one, optimizers)):
-            raise UserError(
-                "moments of several weights in one tensor cannot be cleared in part: set reset_moments=False"
-            )
+            wrong = "moments of several weights in one tensor cannot be cleared in part"
+            raise UserError(f"{wrong}: set reset_moments=False")
         fresh: Any = {"generator": self.stream(state), "initial": initial, "law": law}
         with copies_follow(state.optimizers.values()):
             self.counts["recycled"] += recycle(net, layer, chosen, optimizers=optimizers, **fresh)

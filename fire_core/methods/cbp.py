@@ -58,10 +58,10 @@ class ContinualBackprop(UnitMethod):
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
         """Return ages, utilities and mean activations (units,) and the quota, all 0."""
         return {
-            "age": torch.zeros(layer.units, dtype=torch.int64),  # on the CPU: read at every step
-            "due": torch.zeros((), dtype=torch.float64),
-            "utility": torch.zeros(layer.units, device=device),
-            "mean": torch.zeros(layer.units, device=device),
+            "age": torch.zeros(layer.units, dtype=torch.int64, device="cpu"),  # read at every step
+            "due": torch.zeros((), dtype=torch.float64, device="cpu"),
+            "utility": torch.zeros(layer.units, dtype=torch.float32, device=device),
+            "mean": torch.zeros(layer.units, dtype=torch.float32, device=device),
         }
 
     def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class ContinualBackprop(UnitMethod):
         count = min(int(memory["due"]), int(mature.sum()))
         memory["due"] -= count
         if count == 0:
-            return torch.empty(0, dtype=torch.int64)
+            return torch.empty(0, dtype=torch.int64, device="cpu")
         utility = memory["utility"].cpu() / (1 - self.decay ** memory["age"].double())
         return utility.masked_fill(~mature, torch.inf).topk(count, largest=False).indices
 

@@ -76,11 +76,12 @@ def random_orthogonal(model: nn.Module, *, generator: torch.Generator | None = N
 
     generator: CPU generator, from which one number is drawn; None is the global one.
     """
-    seed = int(torch.randint(2**62, (), generator=generator))
+    seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
 
     def draw(target: Target) -> Tensor:
         stream = torch.Generator().manual_seed(derive(seed, "random_orthogonal", target.name))
-        return torch.randn(max(target.shape), min(target.shape), generator=stream, dtype=torch.float64)
+        shape = sorted(target.shape, reverse=True)
+        return torch.randn(shape, generator=stream, dtype=torch.float64, device="cpu")
 
     def treat(stack: Tensor, group: list[Target]) -> Treated:
         q, r = torch.linalg.qr(torch.stack([draw(target) for target in group]))

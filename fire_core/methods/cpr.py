@@ -49,7 +49,7 @@ class CPR(LayerMethod):
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
         """Return utilities of 1, (units,)."""
-        return {"utility": torch.ones(layer.units, device=device)}
+        return {"utility": torch.ones(layer.units, dtype=torch.float32, device=device)}
 
     def before_step(self, state: State) -> None:
         self._start(state)

@@ -43,7 +43,7 @@ def dash(
         alpha: weight of the newest gradient in the running average of `descent`.
         floor, kernels, biases: see `shrink`.
         training: take the gradients in training mode, else in evaluation mode.
-        targets: rule for the matrices, as in `fire`.
+        targets: rule for the matrices, as in `fire`; of a part, all of the bias shrinks, and of a convolution all of it.
         initial: starting weights by parameter name, only to report the distance moved relative to a full reset.
     Raises: UserError for settings out of range, targets that do not exist, no batches, and a sharded model.
     """

@@ -46,9 +46,8 @@ class Projection(Method):
             if not is_sharded(found) and not all(p.is_meta or p.isfinite().all() for p in found):
                 raise UserError(f"NaN or infinite values in net {name!r}: no net was changed")
             if self.reset and (both := {*table.parameters} & {*match_parameters(net, self.reset)}):
-                raise UserError(
-                    f"`targets` and `reset` both name {', '.join(sorted(both))}: let them name different layers"
-                )
+                wrong = f"`targets` and `reset` both name {', '.join(sorted(both))}"
+                raise UserError(f"{wrong}: let them name different layers")
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
         """Project the targets, which may fail, then reset the layers of `reset`, and return one report of both."""

@@ -28,8 +28,7 @@ def added(default: Any) -> Any:
     return field(default=default, metadata={"added": True})
 
 
-# What a method may need of a loop, beside nets and optimizers.
-NEEDS = {
+NEEDS = {  # What a method may need of a loop, beside nets and optimizers.
     "gradients": "the gradients of every step, before they are clipped: call before_step()",
     "batches": "batches of the coming phase: give attach(batches=...)",
     "loss": "the loss of a net on such a batch: give attach(loss=...)",
@@ -234,10 +233,8 @@ def find_weights(net: nn.Module, targets: str | list[str]) -> Views:
     views = {target.parameter: _view(target) for target in table if target.included}
     for target in table:
         if target.parameter in views and not target.included:
-            raise UserError(
-                f"targets={targets!r} leaves out {target.name} but not all of that weight, and this method takes weights "
-                "whole: choose other targets"
-            )
+            wrong = f"targets={targets!r} leaves out {target.name} but not all of that weight"
+            raise UserError(f"{wrong}, and this method takes weights whole: choose other targets")
     return views
 
 

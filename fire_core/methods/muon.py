@@ -50,8 +50,9 @@ class AdamBased(Optimizer):
 
     def next_steps(self, weights: list[Any]) -> list[int]:
         """Count a step of each weight, and return the numbers of the steps, from 1."""
-        counts = [self.state[p].setdefault("step", torch.zeros(())) for p in weights]
-        torch._foreach_add_(counts, 1.0)  # on the CPU: read at every step
+        first = torch.zeros((), dtype=torch.float32, device="cpu")  # read at every step
+        counts = [self.state[p].setdefault("step", first.clone()) for p in weights]
+        torch._foreach_add_(counts, 1.0)
         return [int(count) for count in counts]
 
     def adam_directions(self, weights: list[Any], steps: list[int], group: dict[str, Any]) -> Any:

@@ -16,9 +16,9 @@ from fire_core.wrapped_models import unwrap
 
 @torch.no_grad()
 def project_norms(model: nn.Module, norms: Mapping[str, Tensor], weights: Views) -> None:
-    """Scale each of the `weights` of `model` to its Frobenius norm in `norms`, in place; see `norms_of`.
+    """Scale each of the `weights` of `model` to its Frobenius norm in `norms`, in place.
 
-    A stack of matrices has one norm for each. A weight whose norm is 0, here or there, stays as it is.
+    A stack of matrices has one norm for each, (..., 1, 1). A weight whose norm is 0, here or there, stays as it is.
     """
     for key, view in weights.items():
         weight = model.get_parameter(key)
@@ -26,12 +26,6 @@ def project_norms(model: nn.Module, norms: Mapping[str, Tensor], weights: Views)
         now = torch.linalg.matrix_norm(matrices, keepdim=True)
         factor = torch.where((norms[key] > 0) & (now > 0), norms[key] / now, 1.0)
         weight.mul_(view.weight(factor.expand_as(matrices), weight))
-
-
-def norms_of(values: Mapping[str, Tensor], weights: Views) -> dict[str, Tensor]:
-    """Return the Frobenius norm of each matrix of the `weights`, (..., 1, 1), from tensors by name."""
-    matrices = {key: view.matrices(values[key]) for key, view in weights.items()}
-    return {key: torch.linalg.matrix_norm(each, keepdim=True) for key, each in matrices.items()}
 
 
 @register
@@ -76,6 +70,7 @@ class NaP(Method):
             views = self.weights(inner)
             if net not in self._norms or not views.keys() <= self._norms[net].keys():
                 _, start = start_of(net, state.initial.get(name), views)
-                norms = norms_of(start, views).items()
-                self._norms[net] = {key: norm.to(inner.get_parameter(key)) for key, norm in norms}
+                matrices = {key: view.matrices(start[key]) for key, view in views.items()}
+                norms = {key: torch.linalg.matrix_norm(each, keepdim=True) for key, each in matrices.items()}
+                self._norms[net] = {key: norm.to(inner.get_parameter(key)) for key, norm in norms.items()}
             project_norms(inner, self._norms[net], views)

@@ -54,10 +54,8 @@ class Parseval(Method):
                 rows, columns = view.matrices(net.get_parameter(key)).shape[-2:]
                 size = min(rows, columns) if self.gram == "smaller" else rows
                 if size > LARGEST_GRAM:
-                    raise UserError(
-                        f"parseval: {key} would need a {size} x {size} Gram matrix at every step: use gram=smaller, or "
-                        f"leave it out with targets='all,-{key}'"
-                    )
+                    wrong = f"parseval: {key} would need a {size} x {size} Gram matrix at every step"
+                    raise UserError(f"{wrong}: use gram=smaller, or leave it out with targets='all,-{key}'")
 
     def penalty(self, state: State) -> Tensor | float:
         if self.coefficient == 0.0:

@@ -118,9 +118,8 @@ def _head(model: nn.Module, head: str, name: str = "the model") -> nn.Module:
         return model.get_submodule(head)
     except AttributeError:
         known = ", ".join(child for child, _ in model.named_children())
-        raise UserError(
-            f"plasticity_injection: {name} has no module {head!r}; set method.head to one of {known}"
-        ) from None
+        wrong = f"plasticity_injection: {name} has no module {head!r}"
+        raise UserError(f"{wrong}; set method.head to one of {known}") from None
 
 
 def _frozen(module: nn.Module) -> nn.Module:

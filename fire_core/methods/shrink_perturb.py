@@ -38,8 +38,7 @@ def shrink_perturb(
     chosen = None if parameters == "all" else match_parameters(unwrap(model), parameters)
     model, start = start_of(model, initial, chosen)
     restored = reset_layers(model, start, reset)
-    watched = observe(model, action="shrunk", method="shrink_perturb", initial=start)
-    with watched as report, torch.no_grad():
+    with observe(model, action="shrunk", method="shrink_perturb", initial=start) as report, torch.no_grad():
         for key, weight in model.named_parameters():
             if chosen is None or key in chosen:
                 new = start[key].to(weight)

@@ -58,7 +58,7 @@ class SelfNormalizedResets(UnitMethod):
             "age": counter(layer.units),
             "histogram": counter(layer.units, self.longest + 1),
             "tau": counter(layer.units) + self.longest // 2,
-            "steps": torch.zeros((), dtype=torch.int64),
+            "steps": torch.zeros((), dtype=torch.int64, device="cpu"),
         }
 
     def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:

@@ -85,7 +85,8 @@ def largest_singular_value(matrices: Tensor, left: Tensor) -> tuple[Tensor, Tens
 def first_vector(name: str, matrices: Tensor, steps: int) -> Tensor:
     """Return unit vectors (..., out): drawn by the name of the weight, then moved by `steps` of the power iteration."""
     stream = torch.Generator().manual_seed(derive(0, "spectral", name))
-    left = normalize(torch.randn(matrices.shape[:-1], generator=stream), dim=-1).to(matrices.device)
+    drawn = torch.randn(matrices.shape[:-1], generator=stream, dtype=torch.float32, device="cpu")
+    left = normalize(drawn, dim=-1).to(matrices.device)
     for _ in range(steps):
         _, left = largest_singular_value(matrices, left)
     return left

@@ -84,9 +84,8 @@ class SpectralClip(Projection):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (0 <= self.low <= self.high and self.high > 0 and self.low < math.inf):
-            raise UserError(
-                f"low={self.low!r}, high={self.high!r}: give 0 <= low <= high, with low finite and high above 0"
-            )
+            wrong = f"low={self.low!r}, high={self.high!r}"
+            raise UserError(f"{wrong}: give 0 <= low <= high, with low finite and high above 0")
         check_settings(self, unit="scale absolute")
 
 

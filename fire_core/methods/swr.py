@@ -77,11 +77,11 @@ class SWR(Method):
         if self.rule == "threshold":
             return (utility <= self.factor * utility.mean()).nonzero().flatten()
         count, rest = divmod(min(self.factor, 1.0) * len(utility), 1)
-        count += torch.rand((), generator=stream).item() < rest
+        count += torch.rand((), generator=stream, device="cpu").item() < rest
         return utility.argsort(stable=True)[: int(count)]
 
     def draw(self, start: Tensor, count: int, stream: torch.Generator) -> Tensor:
         """Return new values (count,) for entries of a parameter with these starting values, drawn on the CPU."""
         start = start.float().cpu()
         deviation = start.std(correction=0) if self.fresh == "resample" else 0.0
-        return start.mean() + deviation * torch.randn(count, generator=stream)
+        return start.mean() + deviation * torch.randn(count, generator=stream, device="cpu")

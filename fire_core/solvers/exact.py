@@ -88,8 +88,7 @@ def _square(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
     count = torch.full((len(work),), 1, dtype=torch.int64, device=work.device)  # the finishing step
     twice = torch.zeros_like(count, dtype=torch.bool)
     if rational:
-        far_below = kernels.rational_steps(work, (LIFT,), spare, square, normalize=True)
-        twice = far_below > columns / 5
+        twice = kernels.rational_steps(work, (LIFT,), spare, square, normalize=True) > columns / 5
         _steps_at(twice, work, (LIFT,), spare, square)
         kernels.rational_steps(work, (SETTLE,), spare, square, normalize=False)
         count += 2 + twice.long()

@@ -240,6 +240,16 @@ def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
     leaf, role = path.rpartition(".")[2], role_of(place.whole.name, place.parents)
     before, after = _neighbours(place)
     read_by_layers = {takes for _, takes, norm in after if not norm}
+    around = (*path.split(".")[-2:], type(place.parents[-1]).__name__.lower())
+    normed = outputs in {takes for _, takes, norm in after if norm} - read_by_layers
+    ready = any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in place.parents[-1].modules())
+    if (
+        normed
+        and not ready
+        and outputs % 12 in (0, 3, 4, 6, 8, 9)
+        and re.search("gru|lstm", " ".join(around))
+    ):
+        return f"in a recurrent cell, by its name, with {outputs} outputs that only a norm takes"
     if outputs not in {takes for _, takes, _ in after}:
         shares = (2, 3, 4, 6, 7, 9, 12) if place.parameter.dim() == 2 else (2, 3)  # bottlenecks have 4, too
         fits = [n for n in shares if outputs / n in read_by_layers and (n < 7 or outputs == n * inputs)]
@@ -252,7 +262,6 @@ def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
     waiting = {made for made, _, norm in before if not norm} - {takes for _, takes, _ in before}
     if not after and place.parameter.dim() == 2 and outputs in waiting & {3 * inputs, 4 * inputs}:
         return f"a layer before it makes {outputs} outputs, too: perhaps the gates of a recurrent cell"
-    around = (*path.split(".")[-2:], type(place.parents[-1]).__name__.lower())
     is_reader = any(made % inputs == 0 for made, _, _ in before)
     if outputs not in read_by_layers and not is_reader and any(map(GATED.search, around)):
         return "a gate is in its name"

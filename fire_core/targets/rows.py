@@ -16,7 +16,7 @@ from fire_core.passes import undisturbed
 from fire_core.targets.labels import constant, core, numbered
 from fire_core.targets.trace import Known, Operation, Product, Source, Trace, combined
 
-FACTORS = {"mul", "div", "addcmul", "addcdiv"}
+FACTORS = {"mul", "div", "addcmul", "addcdiv", "lerp", "where"}
 Parts = tuple[tuple[str, range | tuple[int, ...]], ...]
 Use = tuple[str, int, int]
 
@@ -116,21 +116,27 @@ class RowTrace(Trace):
         return Source(weights=combined(known).weights)
 
     def elementwise(self, operation: Operation, known: Known, shape: torch.Size) -> Source:
-        found = [source.labels.expand(shape) for _, source in known if source.labels is not None]
-        rows = found[0]
-        for other in found[1:]:
+        found = [(s.labels.expand(shape), bool(s.gates)) for _, s in known if s.labels is not None]
+        rows, gated = found[0]
+        for other, also in found[1:]:
             a, b = torch.broadcast_tensors(core(rows), core(other))  # type: ignore[no-untyped-call]
             differ = (a != b) & (a >= 0) & (b >= 0)
             if differ.any() and operation.name in FACTORS:
                 self._use("gate", 0, a[differ])
                 self._use("gate", 1, b[differ])
-                return combined(known)
-            if differ.any():
+                return replace(combined(known), gates=frozenset())
+            if differ.any() and gated != also:  # a scale and a shift
+                self._use("gate", 0, (a if gated else b)[differ])
+                a, b = (b, a) if gated else (a, b)
+            elif differ.any():
                 ids, places = torch.stack((a[differ], b[differ])).unique(return_inverse=True)
                 pairs = (places[0] * len(ids) + places[1]).unique()  # much faster than of two columns
                 self.sums.append(ids[torch.stack((pairs // len(ids), pairs % len(ids)))])
-            rows = torch.where(a < 0, b, a).expand(shape)
-        return replace(combined(known), labels=rows)
+            rows, gated = torch.where(a < 0, b, a).expand(shape), gated and also
+        others = [x for x, s in known if s.labels is None and not s.discrete and x.is_floating_point()]
+        if operation.name in FACTORS and any(x.shape == shape and 0 not in x.stride() for x in others):
+            gated = True
+        return replace(combined(known), labels=rows, gates=frozenset([0] if gated else []))
 
     def other(self, operation: Operation, known: Known, output: Tensor, mixes: bool) -> Source:
         name, joined = operation.name, combined(known)

@@ -20,8 +20,7 @@ TABLES = re.compile(
     r"|(?:^|\.)(?:wte|wpe|tok|tokens?|pos|positions?|table|shared|relative_attention_bias)\.weight$"
 )
 NO_TABLES = re.compile("ensembl|assembl|member|embed_out")  # the last is the output layer of GPT-NeoX
-# output layers have as many rows as a vocabulary, too
-OUTPUTS = re.compile(
+OUTPUTS = re.compile(  # output layers have as many rows as a vocabulary, too
     r"(?:^|\.)(?:lm_head|embed_out|output_projection|head|head_dist|classifier|score|qa_outputs)(?:\.(?:\d+|fc))?\.weight$"
 )
 TALL = 8  # times as many rows as columns: wider than the feed-forward layers of common models

@@ -115,14 +115,16 @@ class Trace(TorchDispatchMode):
 
     def run(self, net: nn.Module, inputs: Any) -> Any:
         """Run `inputs` through `net` in its present mode and return the output."""
-        inputs = tree_map_only(Tensor, Tensor.detach, inputs)
-        for leaf in tensors_in(inputs):
-            self._sources[leaf] = Source(discrete=not leaf.is_floating_point())
         fused = torch.backends.mha.get_fastpath_enabled()  # PyTorch's encoder layers as single operations
         torch.backends.mha.set_fastpath_enabled(False)
         try:
-            with torch.no_grad(), eager(), self:
-                return call(net, inputs)
+            mode = torch.is_inference_mode_enabled() and any(p.is_inference() for p in net.parameters())
+            with torch.inference_mode(mode), torch.no_grad(), eager():  # in that mode, nothing is dispatched
+                inputs = tree_map_only(Tensor, Tensor.clone, inputs)
+                for leaf in tensors_in(inputs):
+                    self._sources[leaf] = Source(discrete=not leaf.is_floating_point())
+                with self:
+                    return call(net, inputs)
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
 
@@ -254,7 +256,7 @@ def through_any(operation: Operation, labels_of: Callable[[Tensor], Tensor]) -> 
     inputs = [core(labels_of(leaf)).flatten() for leaf in operation.inputs]
     labels = torch.cat([*inputs, *(inputs[0].new_full((1,), value) for value in (MIXED, OUTSIDE))]).unique()
     draw = torch.Generator().manual_seed(0)
-    u = torch.rand(len(labels), generator=draw, dtype=torch.float64).to(labels.device)
+    u = torch.rand(len(labels), generator=draw, dtype=torch.float64, device="cpu").to(labels.device)
     values, order = u.sort()
 
     def numbers(slope: float, start: float) -> list[Tensor]:

@@ -44,7 +44,7 @@ class UnitLayer:
         if module in self.columns:
             return self.columns[module]
         each = dict(self.outgoing).get(module, 1)
-        return torch.arange(self.units * each).view(self.units, each)
+        return torch.arange(self.units * each, device="cpu").view(self.units, each)
 
     def samples(self, activations: Tensor, name: str, reader: nn.Module) -> Tensor:
         """Return a reader's input as (samples, units); positions and the several columns of a unit count as samples."""
@@ -102,7 +102,8 @@ def incoming(net: nn.Module, layer: UnitLayer) -> list[Entries]:
     found = []
     for name in layer.incoming:
         module = net.get_submodule(name)
-        rows = ((0, 1), torch.arange(layer.units)) if is_stack(module) else ((0,), (layer.units,))
+        members = torch.arange(layer.units, device="cpu")
+        rows = ((0, 1), members) if is_stack(module) else ((0,), (layer.units,))
         for kind, parameter in module.named_parameters(recurse=False):
             found.append(Entries(f"{name}.{kind}".lstrip("."), parameter, *rows))
     return found
@@ -145,15 +146,16 @@ class Recorder:
 
     def _record(self, layer: UnitLayer, reduce: Callable[[Tensor], Tensor], always: bool) -> RemovableHandle:
         name = layer.outgoing[0][0]
+        reader = self.net.get_submodule(name)
 
         def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            if always or (module.training and torch.is_grad_enabled()):
+            if module is reader and (always or (module.training and torch.is_grad_enabled())):
                 read = arguments[0] if arguments else keywords["input"]
                 with torch.set_grad_enabled(always and torch.is_grad_enabled()):
                     units = layer.samples(read if always else read.detach(), name, module)
                     self.values[layer.name] = reduce(units)
 
-        return self.net.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+        return reader.register_forward_pre_hook(hook, with_kwargs=True)  # a copy of the net has the hook, too
 
     def remove(self) -> None:
         """Remove the hooks; `values` stay."""
@@ -230,7 +232,7 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
         orders = {
             name: each
             for name, each in (readers | norms).items()
-            if not torch.equal(each.flatten(), torch.arange(widths[name]))
+            if not torch.equal(each.flatten(), torch.arange(widths[name], device="cpu"))
         }
         outgoing = tuple((reader, each.shape[1]) for reader, each in readers.items())
         units = trace.layers[place].units
@@ -243,7 +245,7 @@ def _columns(trace: UnitTrace, place: int, labels: Tensor | None) -> Tensor | No
     if labels is None:
         return None
     labels, own = labels.flatten().cpu(), [n for n, group in enumerate(trace.groups) if group.place == place]
-    found = torch.isin(labels >> 32, torch.tensor(own)).nonzero().flatten()
+    found = torch.isin(labels >> 32, torch.tensor(own, device="cpu")).nonzero().flatten()
     unit = labels[found] & (2**32 - 1)
     counts = unit.bincount(minlength=trace.layers[place].units)
     if not len(found) or counts.min() != counts.max():

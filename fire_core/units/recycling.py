@@ -24,7 +24,7 @@ def draw(law: str, shape: torch.Size | tuple[int, ...], generator: torch.Generat
     if law not in LAWS:
         raise UserError(f"law={law!r}: choose one of {', '.join(LAWS)}")
     bound = LAWS[law] * max(torch.Size(shape[1:]).numel(), 1) ** -0.5
-    return torch.rand(shape, generator=generator).mul_(2 * bound).sub_(bound)
+    return torch.rand(shape, generator=generator, device="cpu").mul_(2 * bound).sub_(bound)
 
 
 def why_not(net: nn.Module, layer: UnitLayer) -> str:
@@ -64,7 +64,7 @@ def recycle(
         generator: CPU generator of the new weights.
         law: one of `LAWS`.
         initial: state dict of the start; each unit then gets its own first weights and bias back instead.
-        optimizers: their moments, and copies, of the entries become 0. Step counts belong to whole parameters and stay.
+        optimizers: their moments of the entries become 0, and copies of another type the new values. Step counts stay.
     Raises: UserError if a layer or its reader has a reparametrised, shared or frozen weight, or more than weight and bias.
     """
     chosen = (chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen).cpu()
@@ -77,8 +77,12 @@ def recycle(
         _moments(optimizers, entries)  # raises what it raises before anything is changed
 
     def change(entries: Entries, values: Tensor | float) -> None:
-        entries.write(values, chosen=chosen)
-        clear_moments(optimizers, entries, chosen)
+        p, held = entries.parameter, _moments(optimizers, entries)
+        copies = [
+            each.dtype != p.dtype and torch.equal(each.to(p), p) and p.any() for each in held
+        ]  # masters
+        for each, follows in zip((p, *held), (True, *copies), strict=True):
+            entries.write(values if follows else 0.0, each, chosen)
 
     for entries in incoming(net, layer):
         old = entries.read(chosen=chosen)

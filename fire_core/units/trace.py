@@ -206,8 +206,9 @@ class UnitTrace(Trace):
 def is_affine(operation: Operation, varying: list[Tensor]) -> bool:
     """Return whether an elementwise function is affine in the tensors that vary, jointly, at 64 points of two scales."""
     draw = torch.Generator().manual_seed(0)
-    scales = torch.tensor([[3.0], [30.0]], dtype=torch.float64)
-    points = [2 * torch.rand(2, 2, 64, generator=draw, dtype=torch.float64) - 1 for _ in varying]
+    double: Any = {"dtype": torch.float64, "device": "cpu"}
+    scales = torch.tensor([[3.0], [30.0]], **double)
+    points = [2 * torch.rand(2, 2, 64, generator=draw, **double) - 1 for _ in varying]
     ends = {id(leaf): scales * each for leaf, each in zip(varying, points, strict=True)}
 
     def at(share: float) -> Tensor:

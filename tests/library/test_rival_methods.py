@@ -47,6 +47,27 @@ def test_dash_takes_convolutions_kernel_by_kernel_or_whole():
         torch.testing.assert_close(net.weight.data, weight * torch.tensor(factors).view(1, 2, 1, 1))
 
 
+@pytest.mark.parametrize("name", "cbp cpr muon random_orthogonal snr spectral swr".split())  # noqa: SIM905
+def test_default_types_and_devices_do_not_matter(name):
+    ends = []
+    for default, device in ((torch.float32, "cpu"), (torch.bfloat16, "meta")):
+        net = tiny()
+        treatment = attach(
+            create(name, first_phase=0), net, torch.optim.Adam(net.parameters()), batches=lambda: [(X, None)]
+        )
+        torch.set_default_dtype(default)
+        try:
+            with torch.device(device):
+                for _ in range(3):
+                    train_step(treatment, net(X).square().sum())
+                treatment.boundary(1)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        steps = [s["step"] for s in treatment.optimizer.state.values() if "step" in s]
+        ends.append([*net.parameters(), *steps])
+    assert all(map(torch.equal, *ends))
+
+
 def test_dash_leaves_alone_what_is_not_its_own():
     net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
     net.unused = nn.Linear(2, 2)

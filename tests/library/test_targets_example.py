@@ -85,6 +85,23 @@ def geglu(net: Net, x: Tensor) -> Tensor:
     return up * nn.functional.gelu(gate)
 
 
+def modulated(net: Net, x: Tensor) -> Tensor:
+    """A gain and a shift of what no layer has made."""
+    gain, shift = net.film(x).chunk(2, dim=-1)
+    return net.head(gain * x + shift)
+
+
+def guarded(net: Net, x: Tensor) -> Tensor:
+    fused = net.qkv(x)
+    q, k, v = torch.where(fused.isfinite(), fused, torch.zeros_like(fused)).chunk(3, dim=-1)
+    return net.out(torch.softmax(q @ k.mT, dim=-1) @ v)
+
+
+def mixture(net: Net, x: Tensor) -> Tensor:
+    share, new = net.fused(x).chunk(2, dim=-1)
+    return net.head(torch.lerp(net.old(x), new, share))
+
+
 def by_head(width: int, parts: int, heads: int = 4) -> list[list[int]]:
     """Rows of each part where each head has `width` rows of every part."""
     return torch.arange(heads * parts * width).view(heads, parts, width).transpose(0, 1).flatten(1).tolist()
@@ -100,6 +117,12 @@ FUSED = {  # net, its example, the fused weight, and the rows of its matrices
     "gated query": (lambda: Net(gated_query, q_proj=nn.Linear(32, 64), k_proj=nn.Linear(32, 32),
                                 v_proj=nn.Linear(32, 32), o_proj=nn.Linear(32, 32)),
                     (2, 5, 32), "q_proj.weight", by_head(8, 2)),
+    "film": (lambda: Net(modulated, film=nn.Linear(8, 16), head=nn.Linear(8, 3)),
+             (3, 8), "film.weight", by_head(8, 2, heads=1)),
+    "guarded": (lambda: Net(guarded, qkv=nn.Linear(8, 24), out=nn.Linear(8, 8)),
+                (2, 5, 8), "qkv.weight", by_head(8, 3, heads=1)),
+    "lerp": (lambda: Net(mixture, fused=nn.Linear(8, 16), old=nn.Linear(8, 8), head=nn.Linear(8, 3)),
+             (3, 8), "fused.weight", by_head(8, 2, heads=1)),
     "w12": (swiglu_net, (3, 32), "w12.weight", by_head(48, 2, heads=1)),
     "geglu": (lambda: nn.Sequential(Net(geglu, proj=nn.Linear(32, 96)), nn.Dropout(0.0), nn.Linear(48, 32)),
               (3, 32), "0.proj.weight", by_head(48, 2, heads=1)),
@@ -188,6 +211,10 @@ def test_a_weight_stays_out_that_the_example_does_not_reach_or_follow() -> None:
     cell = Net(lambda net, x: net.out(net.fc(x).cumsum(-1)[:, :8]), fc=nn.Linear(8, 32), out=nn.Linear(8, 8))
     (out,) = find_targets(cell, example=torch.randn(2, 8)).unclear
     assert "32 outputs are 4 times" in out.reason and out.reason.endswith("cannot be followed through cumsum")
+    gru = Net(None, gru_linear=nn.Linear(20, 24), norm=nn.LayerNorm(24), out=nn.Linear(8, 2))
+    assert [t.module for t in find_targets(gru).included] == ["out"]
+    gru.ready = nn.GRU(24, 8)  # reads what the layer and its norm make
+    assert "gru_linear" in {t.module for t in find_targets(gru).included}
     encoder = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))
     assert not trace_rows(encoder, torch.randn(2, 5, 8)).unclear
 

@@ -179,7 +179,7 @@ ONE_OF_TWO = (pair := nn.ModuleList([net, nn.Linear(4, 2)]), {}, {})
 ONE_OF_TWO[1].update(net=torch.optim.SGD(net.parameters()), rest=torch.optim.SGD(pair[1].parameters()))
 MISTAKES = [
     ("give the network inside DistributedDataParallel", {"net": (replica(nn.Linear(6, 4)), None, None)}),
-    ("holds the weights of net 'net' themselves", {"net": (HOOKED, None, HOOKED.state_dict())}),
+    ("holds the weights of the model themselves", {"net": (HOOKED, None, HOOKED.state_dict())}),
     ("'l2_er' needs optimizers named as the networks", {"methods": ["l2_er"], "net": ONE_OF_TWO}),
     ("'rewarm' needs optimizers named as the networks: net", {"methods": ["rewarm"], "net": OTHER_NAME}),
     ("method <function fire", {"methods": [fire]}),
@@ -209,6 +209,11 @@ def test_steps_that_train_the_callers_model_or_compute_gradients_too_late_are_re
     net(INPUTS).sum().backward()  # gradients that a loop of its own adds to
     with pytest.raises(UserError, match="the model of trial"):
         short(["fire"], given, lambda *own: [loss := net(own[2][0]).sum(), loss.backward()][0])
+    (adam := torch.optim.Adam([*net.parameters(), scale := nn.Parameter(torch.ones(()))])).zero_grad()
+    with pytest.raises(UserError, match="or what else its optimizer holds"):
+        short(
+            ["fire"], (net, adam, *given[2:]), lambda *own: (scale * net(own[2][0]).detach().sum()).backward()
+        )
     with pytest.raises(UserError, match="'l2_init' acts before step"):
         short(["l2_init"], step=lambda net, adam, batch: adam.step(lambda: net(batch[0]).sum()))
 

@@ -59,8 +59,16 @@ def test_entries_are_read_and_written_unit_by_unit():
     weight.write(torch.ones(8, 3), moments)
     assert (moments == 1).all() and not (net[0].weight == 1).any()
     assert dormancy(net, [torch.randn(2, 5, 3)])["0"].shape == (8,)
-    recycle(net, layer, torch.tensor([6]), generator=torch.Generator(), law="he_uniform")
+    optimizer = torch.optim.Adam(net.parameters())
+    optimizer.state[net[0].weight] = {
+        "master": (master := net[0].weight.detach().double()),
+        "moment": moments,
+    }
+    recycle(
+        net, layer, torch.tensor([6]), generator=torch.Generator(), law="he_uniform", optimizers=[optimizer]
+    )
     assert net[2].weight[1, 0, 2] == 0 and net[0].bias[1, 2] == 0
+    assert torch.equal(master.float(), net[0].weight) and (moments[1, 2] == 0).all() and moments.sum() == 21
 
 
 @pytest.mark.parametrize("law", LAWS)
