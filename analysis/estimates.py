@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import measures, names
-from analysis.measures import HESSIAN, Measure, Values
+from analysis.measures import CURVATURE, OLD_CURVATURE, Measure, Values
 from analysis.runs import SETTING as KEYS
 from analysis.runs import Results, settings
 from analysis.stats import estimate, paired
@@ -51,8 +51,9 @@ def numbers(part: Results) -> Iterator[tuple[str, bool, Measure, Values]]:
     for column, title in names.NAMES["boundary"].items():
         values = measures.by_label(pd.to_numeric(last.set_index(["label", "seed"])[column]))
         yield "boundary", False, Measure(column, title, higher_is_better=False), values
-    if HESSIAN.metric in set(part.metrics["metric"]):
-        yield "boundary", False, HESSIAN, measures.values(part.metrics, HESSIAN)
+    for measure in (CURVATURE, OLD_CURVATURE):
+        if measure.metric in set(part.metrics["metric"]):
+            yield "boundary", False, measure, measures.values(part.metrics, measure)
 
 
 def _rows(own: dict[int, float], compared: Values) -> Iterator[dict[str, object]]:

@@ -47,7 +47,11 @@ class Measure:
 
 TEST = Measure("test_accuracy", "test accuracy, end")
 # What is measured at a boundary is named here, and nowhere else in the analysis.
-HESSIAN = Measure("after_hessian_norm", "largest Hessian eigenvalue on the data to come", "final", False)
+CURVATURE = Measure("after_curvature", "largest Hessian eigenvalue on the data to come", "final", False)
+# of earlier runs, on the first images of the phase, which at a warm start are old ones
+OLD_CURVATURE = Measure(
+    "after_hessian_norm", "largest Hessian eigenvalue on images seen before", "final", False
+)
 ACTED = "test accuracy right after the last boundary, before training"
 TEST_AFTER = Measure("after_test_accuracy", ACTED)
 TEST_RENEWED = Measure("after_reestimated_test_accuracy", f"{ACTED}, with new statistics of batch norm")
@@ -85,10 +89,9 @@ BY_FIGURE = {
     "fig4a": [PLAYED, EVALUATED, *AROUND, UNFINISHED],
     "fig4b": [EVALUATED, PLAYED, *AROUND],
 }
-# metrics that an export holds beside those of `of`
-EXPORTED = (
+EXPORTED = (  # metrics that an export holds beside those of `of`
     "dormant_share feature_rank hessian_norm random_return eval_unfinished before_dormant_share before_feature_rank "
-    f"before_dfi after_dfi {HESSIAN.metric} before_weight_norm after_weight_norm"
+    f"before_dfi after_dfi {CURVATURE.metric} {OLD_CURVATURE.metric} before_weight_norm after_weight_norm"
 ).split()
 OTHERWISE = [TEST, LOSSES[0], EVALUATED, PLAYED, Measure("train_accuracy", "training accuracy, end")]
 

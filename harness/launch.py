@@ -30,7 +30,7 @@ from fire_core.errors import UserError, clean_exit, first_line, print_error
 from fire_core.files import write_atomic
 from fire_core.methods import Method
 from harness import stop, sweep_display
-from harness.config import FOLDERS, compose, resolve, search_path
+from harness.config import FOLDERS, compose, parse, resolve, search_path
 from harness.device import check_machine, keep_freed_memory, pick_device
 from harness.manual import about, manual
 from harness.naming import changes, identity, named_folder, numbers_only, own_folder
@@ -86,13 +86,23 @@ def _command(domain: Domain, job: "Job", arguments: list[str]) -> None:
     if line.config_dir:
         FOLDERS.append(Path(line.config_dir).absolute())
     check_overrides(domain, overrides)
+    if (
+        line.multirun
+    ):  # Hydra composes what is not swept with the default method, which may lack a setting of others
+        fixed = [o.input_line for o in parse(overrides) if not o.is_sweep_override()]
+        own = {text for text in fixed if text.startswith("method.")}
+        overrides = [f"{o.replace('=', '=choice(', 1)})" if o in own else o for o in overrides]
     if line.multirun and line.cfg:
         raise UserError(f"--cfg={line.cfg} shows the config of one run: leave out -m")
     if not line.multirun and any(o.startswith("search=") for o in overrides):
         raise UserError("search= is a sweep over the values of a method: add -m")
     # processes that a launcher starts find our packages whatever their working directory is
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
-    sys.argv[1:] = [*overrides, *search_path(domain), *(word for word in arguments if word not in overrides)]
+    sys.argv[1:] = [
+        *overrides,
+        *search_path(domain),
+        *(word for word in arguments if word not in line.overrides),
+    ]
     start = hydra.main(version_base="1.3", config_path=str(domain.conf), config_name=domain.name)(job)
     if line.multirun:
         _sweep(domain, job, overrides, start)
@@ -250,7 +260,6 @@ def _about_disk(error: Exception, cfg: DictConfig) -> UserError | None:
     """Return a UserError of one line if a disk is full or a name too long, else None."""
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG):
         return None
-    return UserError(
-        f"cannot write {str(error.filename or cfg.run.root)[:200]} ({error.strerror}): free space or choose a shorter name, "
-        "and run the same command again; earlier checkpoints are intact"
-    )
+    wrong = f"cannot write {str(error.filename or cfg.run.root)[:200]} ({error.strerror})"
+    remedy = "free space or choose a shorter name, and run the same command again"
+    return UserError(f"{wrong}: {remedy}; earlier checkpoints are intact")

@@ -76,9 +76,11 @@ class Session:
         self, nets: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer], **own: Any
     ) -> Attached:
         """Return the method of the run with the nets and optimizers that it works on: `fire_core.attach`."""
-        seed = seed_of(self.cfg, 1) if "trial" in self.cfg else self.cfg.seed
         given = {"optimizer_state": self.cfg.optimizer_state, "compiled": bool(self.cfg.compile)} | own
-        self.treatment = attach(self.method, nets, optimizers, seed=seed, **given)
+        self.treatment = attach(self.method, nets, optimizers, seed=self.cfg.seed, **given)
+        self.treatment.seed = (
+            seed_of(self.cfg, 1) if "trial" in self.cfg else self.cfg.seed
+        )  # from phase 1 on
         return self.treatment
 
     def keep(self, **parts: Any) -> None:
@@ -209,6 +211,9 @@ class Session:
         left = self.run.leave_trunk(self.at["step"], self._parts(), self.fork) if self.run else None
         if (saved := self.world.from_leader(left)) is not None:
             self._load(saved)
+            for path in self.run.folder.glob("boundary_*.json") if self.run else ():
+                if int(path.stem.removeprefix("boundary_")) > self.trigger.acts:  # it came after the fork
+                    path.unlink()
 
     def finish(self, parts: Mapping[str, Any], results: Mapping[str, Any], brief: str) -> None:
         """Save these objects, as they would be evaluated, as final.pt, the results as summary.json; print `brief`."""

@@ -85,8 +85,6 @@ def check_trigger(settings: dict[str, Any], method: Method, watched: Sequence[st
         raise UserError(f"trigger.metric={metric!r}: this script records {', '.join(watched)}")
     untreated = type(method).treat is Method.treat or getattr(method, "every_steps", 0)
     if method.name != "none" and (untreated or method.changes_optimizer or method.changes_structure):
-        raise UserError(
-            f"trigger={name} with method={method.name}: choose one that only treats weights at a boundary, such as fire, "
-            "shrink_perturb or full_reset"
-        )
+        wrong = f"trigger={name} with method={method.name}: choose one that only treats weights at a boundary"
+        raise UserError(f"{wrong}, such as fire, shrink_perturb or full_reset")
     return given

@@ -69,8 +69,7 @@ def make_phases(
     for index, fields in enumerate(build(images, seed, **settings)):
         fields = {"labels": labels[fields["indices"]]} | fields
         there = {key: part.to(device) if isinstance(part, Tensor) else part for key, part in fields.items()}
-        length = epochs if isinstance(epochs, int) else epochs[index]
-        phases.append(PhaseData(index, epochs=length, **there))
+        phases.append(PhaseData(index, epochs=epochs if isinstance(epochs, int) else epochs[index], **there))
     return phases
 
 

@@ -34,8 +34,7 @@ class Protocol:
 @dataclass
 class Pictures:
     name: str = key("data set: one of conf/data", choices=DATA_SETS)
-    # differs between machines, but is the only name of a user's own images
-    folder: str | None = key(
+    folder: str | None = key(  # differs between machines, but is the only name of a user's own images
         "where the files are; null: below run.data_root",
         numbers=lambda config: config["data"]["name"] == "image_folder",
     )

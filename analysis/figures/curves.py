@@ -45,8 +45,9 @@ def points(part: Results, measure: Measure, paper: bool = True) -> Points:
         rows = measures.phase_ends(metrics, measure.metric)
         return Points(rows.assign(x=rows["phase"] + 1.0), "stage" if figure else "task", [])
     if is_agent(part):
-        rows = returns(measures.with_acts(metrics, measure.metric), measure.metric)
-        return Points(rows, "environment step (thousands)", plot.boundaries(rows))
+        rows = measures.with_acts(metrics, measure.metric)
+        resets = plot.boundaries(rows.assign(x=rows["step"] / 1000))
+        return Points(returns(rows, measure.metric), "environment step (thousands)", resets)
     ordered = measures.ordered_rows if domain == "vision" else measures.with_acts
     rows = ordered(metrics, measure.metric)
     last = rows[rows["phase"] == rows["phase"].max()]

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import estimates, measures, names, paper, plot
+from analysis import estimates, names, paper, plot
 from analysis.plot import Axes, Figure, plt
 from analysis.runs import Results
 
 INSTEAD = {"fig2a_cifar10_resnet18": "ablation_iterations"}  # where the panel's own experiments have no scan
 ITERATIONS = 10  # of `fire` without overrides in the vision experiments
 BARS = {
-    measures.HESSIAN.metric: "Largest Hessian eigenvalue",
+    "after_curvature": "Hessian eigenvalue, data to come",
+    "after_hessian_norm": "Hessian eigenvalue, images seen before",
     "common_dfi_after": "DfI of the stored weights",
     "common_sfe_share": "SFE / SFE of a full reset",
 }
@@ -27,7 +28,7 @@ def draw(parts: Sequence[Results], interest: Sequence[str] = SHOWN) -> Figure:
         found = [known.get(name) for name in (panel.replace("fig2a", "fig5a"), panel, INSTEAD.get(panel))]
         found = [part for part in found if part and len(iterations(frame, part)) > 1][:1]
         scans += [(part, known.get(panel, part)) for part in found]
-    seeds_of = hessians(frame).set_index("experiment")["n"]
+    seeds_of = hessians(frame).groupby("experiment")["n"].max()
     shown = known[max(known, key=lambda name: (seeds_of.get(name, 0), len(bars(frame, known[name]))))]
     table = bars(frame, shown)
     metrics = [metric for metric in BARS if metric in set(table["metric"])]
@@ -59,12 +60,13 @@ def bars(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
 
 
 def hessians(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the largest Hessian eigenvalue right after the reset, one row per setting, for FIRE and S&P."""
-    rows = frame[(frame["metric"] == measures.HESSIAN.metric) & frame["figure"].eq("fig2a")]
+    """Return the largest Hessian eigenvalue right after the reset, one row per setting and measure, of FIRE and S&P."""
+    rows = frame[frame["metric"].str.match("after_(curvature|hessian)") & frame["figure"].eq("fig2a")]
     rows = estimates.means(rows[rows["label"].isin(["fire", "shrink_perturb"])])
-    wide = rows.pivot(index=["experiment", "size"], columns="label", values="mean")
+    setting = ["experiment", "size", "metric"]
+    wide = rows.pivot(index=setting, columns="label", values="mean")
     wide = wide.reindex(columns=["fire", "shrink_perturb"]).dropna()
-    return wide.join(rows.groupby(["experiment", "size"])["n"].min()).reset_index()
+    return wide.join(rows.groupby(setting)["n"].min()).reset_index()
 
 
 def iterations(frame: pd.DataFrame, part: Results) -> pd.DataFrame:

@@ -8,8 +8,7 @@ from analysis import estimates, measures, names, plot
 from analysis.rendering import column, difference_text, mean_text
 from analysis.runs import Results, merged
 
-# study -> (the setting that it changes, x axis)
-STUDIES = {
+STUDIES = {  # study -> (the setting that it changes, x axis)
     "mistiming": ("trigger.first", "the method acts this share of a phase after the boundary"),
     "gradual": ("gradual", "share of a phase over which the new data are mixed in"),
 }

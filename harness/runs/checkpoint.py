@@ -80,10 +80,8 @@ class Parts(dict[str, Any]):
     def check_owner(self, owner: str) -> None:
         """Raise UserError if this is not a checkpoint of the run or trunk with the identity `owner`."""
         if self["_identity"] != owner:
-            raise UserError(
-                f"checkpoint {self.path} belongs to config {self['_identity']}, this run is {owner}: "
-                f"delete {self.path.parent.parent}, or choose another run.root"
-            )
+            wrong = f"checkpoint {self.path} belongs to config {self['_identity']}, this run is {owner}"
+            raise UserError(f"{wrong}: delete {self.path.parent.parent}, or choose another run.root")
 
 
 def load(path: Path, remedy: str = "") -> Parts:

@@ -14,7 +14,6 @@ from filelock import FileLock, Timeout
 
 from fire_core.errors import UserError
 
-NOT_EXPERIMENTS = {"notebooks", "trunks", "summary", "report", "figures", "tables"}
 RUNNING_SECONDS = 180.0  # a folder with RUNNING that was written to this recently counts as running
 
 
@@ -23,7 +22,7 @@ def find_folders(root: str | Path, size: str | None = None) -> list[Path]:
     if not os.path.isdir(root):  # unlike Path.is_dir, False for a path that is too long
         raise UserError(f"no run folder at '{root}': start a run first, or name another folder")
     found = [path for path in Path(root).glob(f"*/{size or '*'}/*/seed_*") if path.is_dir()]
-    runs = [p for p in found if p.parts[-4] not in NOT_EXPERIMENTS and not p.parts[-4].startswith(".")]
+    runs = [path for path in found if not path.parts[-4].startswith(".")]
     return sorted(runs, key=lambda path: tuple(place_of(path).values()))
 
 

@@ -27,10 +27,8 @@ def open_metrics(folder: Path, size: int, source: Path | None = None) -> BinaryI
     path, counted = folder / METRICS, (source or folder) / METRICS
     found = counted.read_bytes()[:size] if counted.is_file() else b""
     if len(found) < size:
-        raise UserError(
-            f"{counted} has {len(found)} bytes, but its checkpoint counts {size}: lines are lost; "
-            f"put the file back, or delete {counted.parent} to start over"
-        )
+        wrong = f"{counted} has {len(found)} bytes, but its checkpoint counts {size}: lines are lost"
+        raise UserError(f"{wrong}; put the file back, or delete {counted.parent} to start over")
     if source is not None:
         path.write_bytes(found)
     path.touch()

@@ -57,8 +57,7 @@ class Learner:
     def new_optimizers(self) -> dict[str, Optimizer]:
         """Return new optimizers of the present parameters: AdamW for actor and critics, Adam for alpha."""
         self.target.requires_grad_(False)
-        # Plasticity injection freezes some parameters.
-        nets = self.nets().items()
+        nets = self.nets().items()  # Plasticity injection freezes some parameters.
         self.trained = {name: [p for p in net.parameters() if p.requires_grad] for name, net in nets}
         fused = {"lr": self.learning_rate, "fused": True}
         decay = fused | {"weight_decay": self.weight_decay}

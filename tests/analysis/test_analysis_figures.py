@@ -281,11 +281,10 @@ def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
     (write_run(tmp_path / "runs", "fig3_x", "fire", 1, [], end="FAILED") / "FAILED").write_text("")
     write_run(tmp_path / "one", CELL, "fire-iterations=5", 1, [{"phase": 0, "step": 1, "test_accuracy": 0.5}])
     write_run(tmp_path / "one", CELL, "none", 1, [], end="FAILED")
-    assert command.main(["tables", "--experiment", CELL, "--root", str(tmp_path / "one")]) == 1
     write_runs(tmp_path / "torn", CELL, {"none": 0.3, "fire": 0.4}, [1])
     (write_run(tmp_path / "torn", CELL, "fire-iterations=5", 1, []) / "boundary_1.json").write_text("{")
-    assert command.main(["tables", "--experiment", CELL, "--root", str(tmp_path / "torn")]) == 1
-    assert command.main(["tables", "--experiment", "fig3_x", "--root", str(tmp_path / "runs")]) == 1
+    for experiment, folder in ((CELL, "one"), (CELL, "torn"), ("fig3_x", "runs")):
+        assert command.main(["tables", "--experiment", experiment, "--root", str(tmp_path / folder)]) == 1
     told = capsys.readouterr().err
     assert "no known measure" in told and "fig3_x fire seed 2: missing" in told
 

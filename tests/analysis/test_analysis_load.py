@@ -111,13 +111,6 @@ def test_measures_by_hand(tmp_path):
     assert measured(tmp_path, "fig4a_asterix", game) == [95, 100, 55, 50]  # tail, end, after, before
 
 
-def test_different_data_and_sizes_never_share_a_panel(root):
-    write_runs(root, CELL, {"fire-data=cifar10": 0.8}, [1], data="cifar10")
-    write_runs(root, CELL, {"fire": 0.8}, [1], size="medium")
-    found = [(part.first["size"], part.first["data"], len(part.runs)) for part in settings(load(root))]
-    assert found == [("medium", "fashion_mnist", 1), ("small", "cifar10", 1), ("small", "fashion_mnist", 6)]
-
-
 def test_an_export_is_read_back_and_keeps_other_experiments(root, tmp_path):
     out = tmp_path / "out"
     for seed in (1, 2):

@@ -28,22 +28,6 @@ def vision(*overrides):
     return cfg, *identity(VISION, cfg, create(**cfg.method))
 
 
-NATURAL = {
-    "vision": ["protocol.epochs=[20,2]", "data.image_size=16", "model.width=16", "batch_size=64"],
-    "language": ["phase_1.iterations=7", "corpus.a.train_tokens=4096", "model.width=32", "batch_size=64"],
-    "dqn": ["env.game=asterix", "network.hidden=16", "batch_size=64", "total_steps=8000"],
-    "sac": ["env.name=Hopper-v5", "actor.width=16", "batch_size=64", "steps=4000"],
-}
-
-
-@pytest.mark.parametrize("domain", NATURAL)
-def test_the_natural_key_works_at_every_size(domain):
-    cfg = compose_config(domain, ["size=paper", *NATURAL[domain]])
-    for override in NATURAL[domain]:
-        name, _, value = override.partition("=")
-        assert OmegaConf.select(cfg, name) == OmegaConf.create(f"x: {value}").x
-
-
 def test_every_experiment_has_two_sizes_methods_that_exist_and_a_sweep_if_it_says_so():
     for experiment in options("experiment"):
         assert {"smoke", "small"} <= set(content_of(experiment)["at"])

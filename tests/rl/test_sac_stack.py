@@ -24,8 +24,7 @@ from rl.sac.env import Task
 from rl.sac.worker import InWorker
 
 SCRIPT = Script("rl/sac/train.py")
-SHORT = ["experiment=fig4b_hopper", "size=smoke", "eval_limit=20", "random_episodes=1"]
-SHORT += ["run.checkpoint_steps=10", "run.progress=false"]
+SHORT = ["experiment=fig4b_hopper", "eval_limit=20", "random_episodes=1", "run.checkpoint_steps=10"]
 METHODS = ["none", "fire", "plasticity_injection", "l2_init", "plasticity_injection", "muon"]
 
 
@@ -70,11 +69,11 @@ def test_a_stack_is_killed_stops_resumes_and_has_the_folders_of_single_runs(tmp_
     stack, single = tmp_path / "stack", tmp_path / "single"
     stopped = killed("step >= 90 and self.stop_signal is None", "signal.raise_signal(signal.SIGTERM)")
     for before, expected in ((killed("step >= 80"), 9), (stopped, 75), ("", 0)):
-        line = [*sweep, "stack=2", "workers=true", f"run.root={stack}"]
-        said = SCRIPT.run(line, IN_THIS_PROCESS + before, (expected,))
+        both = {"before": IN_THIS_PROCESS + before, "expect": expected}
+        said = SCRIPT.train(stack, *sweep, "stack=2", "workers=true", **both)
         assert "Traceback" not in said
     assert said.endswith("sweep: 2 of 2 done\n")
-    SCRIPT.run([*sweep, f"run.root={single}"], IN_THIS_PROCESS)
+    SCRIPT.train(single, *sweep, before=IN_THIS_PROCESS)
 
     files, alike = ({path.relative_to(root) for path in root.rglob("*")} for root in (stack, single))
     assert files == alike
@@ -102,7 +101,7 @@ def test_workers_leave_every_byte_of_a_run_that_is_killed(tmp_path):
     for workers, ends in (("false", [""]), ("true", [killed("step >= 50"), ""])):
         root = tmp_path / workers
         for before in ends:
-            SCRIPT.run([*line, f"workers={workers}", f"run.root={root}"], before, (9 if before else 0,))
+            SCRIPT.train(root, *line, f"workers={workers}", before=before, expect=9 if before else 0)
         written.append({path.relative_to(root): path.read_bytes() for path in root.rglob("metrics.jsonl")})
     assert written[0] == written[1] and len(written[0]) == 2
 

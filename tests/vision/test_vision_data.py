@@ -268,9 +268,6 @@ def test_ten_classes_in_four_stages_show_all_among_their_first_images():
     phases = make_phases("class_incremental", images, 1, stages=4)
     assert set(phases[-1].labels[:80].tolist()) == set(range(10))
     assert [len(p.seen) for p in phases] == [3, 6, 8, 10]
-    for phase in phases:
-        assert set(phase.labels.tolist()) == set(phase.seen.tolist())
-        assert len(phase.indices) == 20 * len(phase.seen)
 
 
 def test_replay_keeps_the_same_share_of_every_old_class():
@@ -324,8 +321,7 @@ def test_permuted_moves_pixels_alike_in_training_and_test():
         assert torch.equal(train, test)
         expected = images.normalise(images.train_images[index]).flatten(2)[..., phase.permutation]
         assert torch.equal(train.flatten(2), expected)
-    one, two = phases
-    assert not torch.equal(one.permutation, two.permutation) or not torch.equal(one.indices, two.indices)
+    assert not torch.equal(*(phase.permutation for phase in phases))
 
 
 def test_batches_are_a_pure_function_and_cover_everything():

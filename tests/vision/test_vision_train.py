@@ -1,6 +1,5 @@
 """The vision script as a user runs it: what it measures, and what mistakes are answered with."""
 
-import sys
 from unittest.mock import Mock
 
 import pytest
@@ -15,7 +14,6 @@ from vision.evaluate import evaluate, reestimated
 from vision.images import Images
 from vision.protocols import PhaseData
 from vision.schedule import set_learning_rate
-from vision.train import train
 
 SCRIPT = Script("vision/train.py")
 
@@ -67,13 +65,8 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("arguments, answer", MISTAKES)
-def test_mistakes_are_one_clear_line(arguments, answer, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["train.py", "size=smoke", f"run.root={tmp_path}", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        train()
-    line = capsys.readouterr().err.strip()
-    assert stopped.value.code == 2
+def test_mistakes_are_one_clear_line(arguments, answer, tmp_path):
+    line = SCRIPT.train(tmp_path, *arguments, expect=2).strip()
     assert line.startswith("error: ") and answer in line and line.isprintable()
     assert not list(tmp_path.glob("**/DONE"))
 

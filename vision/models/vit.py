@@ -30,12 +30,11 @@ class Attention(nn.Module):
         self.to_v = nn.Linear(width, width, bias=False)
         self.to_out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, queries: Tensor | None = None) -> Tensor:
-        """Return the output of attention for the tokens `queries` (n, count, width), by default all of `x`."""
-        asking = x if queries is None else queries
+    def forward(self, x: Tensor, queries: Tensor) -> Tensor:
+        """Return the output of attention for the tokens `queries` (n, count, width) of `x`."""
         query, key, value = (
             layer(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for layer, tokens in ((self.to_q, asking), (self.to_k, x), (self.to_v, x))
+            for layer, tokens in ((self.to_q, queries), (self.to_k, x), (self.to_v, x))
         )
         mixed = functional.scaled_dot_product_attention(query, key, value)
         return self.to_out(mixed.transpose(1, 2).flatten(2))
@@ -52,8 +51,8 @@ class Block(nn.Module):
         fc1, fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.mlp = nn.Sequential(OrderedDict(fc1=fc1, activation=nn.GELU(), fc2=fc2))
 
-    def forward(self, x: Tensor, count: int | None = None) -> Tensor:
-        """Return the first `count` tokens after this block, (n, count, width); by default all."""
+    def forward(self, x: Tensor, count: int | None) -> Tensor:
+        """Return the first `count` tokens after this block, (n, count, width); all for None."""
         normed = self.norm1(x)
         x = x[:, :count] + self.attention(normed, normed[:, :count])
         return x + self.mlp(self.norm2(x))

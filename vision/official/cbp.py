@@ -43,11 +43,14 @@ class OfficialCBP(WatchesOutputs, ContinualBackprop):
         return self.layers.setdefault(name, linked_layers(state.nets[name]))
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> OutputRecorder:
-        """Place hooks that keep `mean_magnitude` of every layer's output, after max pooling where it follows."""
+        """Place hooks that keep the mean |output| of each unit and sample, after max pooling where it follows."""
         pools = {name: net.get_submodule(pool) for name, pool in followers(net, nn.MaxPool2d).items()}
 
         def reduce(layer: UnitLayer, output: Tensor) -> Tensor:
-            return mean_magnitude(pools.get(layer.name, nn.Identity())(output), columns_of(layer))
+            magnitudes = pools.get(layer.name, nn.Identity())(output).float().abs()
+            if magnitudes.ndim == 3:
+                return magnitudes.mean(dim=1)
+            return magnitudes.flatten(1).unflatten(1, (columns_of(layer), -1)).mean(dim=2)
 
         return OutputRecorder(net, layers, reduce)
 
@@ -134,14 +137,6 @@ def followers(net: nn.Module, kind: type[nn.Module]) -> dict[str, str]:
 def columns_of(layer: UnitLayer) -> int:
     """Return how many units the official code counts: columns of the reader, or outputs of a layer without a reader."""
     return layer.units * (layer.outgoing[0][1] if layer.outgoing else 1)
-
-
-def mean_magnitude(output: Tensor, units: int) -> Tensor:
-    """Return the mean |output| of each unit in each sample, (samples, units)."""
-    magnitudes = output.float().abs()
-    if output.ndim == 3:
-        return magnitudes.mean(dim=1)
-    return magnitudes.flatten(1).unflatten(1, (units, -1)).mean(dim=2)
 
 
 @torch.no_grad()

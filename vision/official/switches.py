@@ -12,8 +12,7 @@ from torch import nn
 
 from vision.images import Images
 
-# Mean and deviation of the channels of training images, then those of test images.
-STATISTICS = {
+STATISTICS = {  # Mean and deviation of the channels of training images, then those of test images.
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)) * 2,
     "cifar100": (
         (0.5070751592371323, 0.48654887331495095, 0.4409178433670343),
