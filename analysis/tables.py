@@ -184,9 +184,8 @@ def contradictions(material: Material) -> pd.DataFrame:
     theirs, seen = paper.figure_5b("hessian_lambda_max"), measures.OLD_CURVATURE.metric
     told = f"{theirs['fire']:.1f}, {theirs['shrink_perturb']:.1f} (network not named)"
     for row in fig5.hessians(at_largest_size(material.frame)).to_dict("records"):
-        what = (
-            f"largest Hessian eigenvalue{', here on images seen before' * (row['metric'] == seen)}: FIRE, S&P"
-        )
+        where = ", here on images seen before" if row["metric"] == seen else ""
+        what = f"largest Hessian eigenvalue{where}: FIRE, S&P"
         ours = f"{row['fire']:.0f}, {row['shrink_perturb']:.0f} ({row['n']} seeds)"
         table.append((f"5b, {names.panel(row['experiment'])}", what, told, ours))
     return pd.DataFrame(table, columns=["panel", "comparison", "paper", "ours [95 %]"])

@@ -86,9 +86,7 @@ def _command(domain: Domain, job: "Job", arguments: list[str]) -> None:
     if line.config_dir:
         FOLDERS.append(Path(line.config_dir).absolute())
     check_overrides(domain, overrides)
-    if (
-        line.multirun
-    ):  # Hydra composes what is not swept with the default method, which may lack a setting of others
+    if line.multirun:  # Hydra composes what is not swept with the default method, which may lack a setting
         fixed = [o.input_line for o in parse(overrides) if not o.is_sweep_override()]
         own = {text for text in fixed if text.startswith("method.")}
         overrides = [f"{o.replace('=', '=choice(', 1)})" if o in own else o for o in overrides]
@@ -98,11 +96,8 @@ def _command(domain: Domain, job: "Job", arguments: list[str]) -> None:
         raise UserError("search= is a sweep over the values of a method: add -m")
     # processes that a launcher starts find our packages whatever their working directory is
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)
-    sys.argv[1:] = [
-        *overrides,
-        *search_path(domain),
-        *(word for word in arguments if word not in line.overrides),
-    ]
+    others = [word for word in arguments if word not in line.overrides]
+    sys.argv[1:] = [*overrides, *search_path(domain), *others]
     start = hydra.main(version_base="1.3", config_path=str(domain.conf), config_name=domain.name)(job)
     if line.multirun:
         _sweep(domain, job, overrides, start)

@@ -78,9 +78,8 @@ class Session:
         """Return the method of the run with the nets and optimizers that it works on: `fire_core.attach`."""
         given = {"optimizer_state": self.cfg.optimizer_state, "compiled": bool(self.cfg.compile)} | own
         self.treatment = attach(self.method, nets, optimizers, seed=self.cfg.seed, **given)
-        self.treatment.seed = (
-            seed_of(self.cfg, 1) if "trial" in self.cfg else self.cfg.seed
-        )  # from phase 1 on
+        if "trial" in self.cfg:  # its repeats share phase 0
+            self.treatment.seed = seed_of(self.cfg, 1)
         return self.treatment
 
     def keep(self, **parts: Any) -> None:

@@ -19,7 +19,7 @@ def evaluate(
     """Return the accuracy on the whole test set and, in `class_incremental`, on the classes seen so far.
 
     With `replay`, also on the new classes of the phase and, from phase 1 on, on the old ones. train: also on the training
-    images of the phase, with its labels. boundary: also `reestimated` and, with run.curvature, that of a batch to come.
+    images of the phase, with its labels. boundary: also `reestimated` and, with run.curvature, that of a coming batch.
     """
     labels, phase = curriculum.images.test_labels, curriculum.phase
     hits = _hits(net, curriculum, torch.arange(len(labels), device=labels.device), labels, test=True)

@@ -242,13 +242,8 @@ def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
     read_by_layers = {takes for _, takes, norm in after if not norm}
     around = (*path.split(".")[-2:], type(place.parents[-1]).__name__.lower())
     normed = outputs in {takes for _, takes, norm in after if norm} - read_by_layers
-    ready = any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in place.parents[-1].modules())
-    if (
-        normed
-        and not ready
-        and outputs % 12 in (0, 3, 4, 6, 8, 9)
-        and re.search("gru|lstm", " ".join(around))
-    ):
+    cell = normed and (outputs % 3 == 0 or outputs % 4 == 0) and re.search("gru|lstm", " ".join(around))
+    if cell and not any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in place.parents[-1].modules()):
         return f"in a recurrent cell, by its name, with {outputs} outputs that only a norm takes"
     if outputs not in {takes for _, takes, _ in after}:
         shares = (2, 3, 4, 6, 7, 9, 12) if place.parameter.dim() == 2 else (2, 3)  # bottlenecks have 4, too

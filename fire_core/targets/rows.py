@@ -116,6 +116,7 @@ class RowTrace(Trace):
         return Source(weights=combined(known).weights)
 
     def elementwise(self, operation: Operation, known: Known, shape: torch.Size) -> Source:
+        # gates: here, whether the rows were multiplied with values without labels
         found = [(s.labels.expand(shape), bool(s.gates)) for _, s in known if s.labels is not None]
         rows, gated = found[0]
         for other, also in found[1:]:

@@ -78,9 +78,8 @@ def recycle(
 
     def change(entries: Entries, values: Tensor | float) -> None:
         p, held = entries.parameter, _moments(optimizers, entries)
-        copies = [
-            each.dtype != p.dtype and torch.equal(each.to(p), p) and p.any() for each in held
-        ]  # masters
+        # masters: copies of the weights in higher precision
+        copies = [each.dtype != p.dtype and torch.equal(each.to(p), p) and p.any() for each in held]
         for each, follows in zip((p, *held), (True, *copies), strict=True):
             entries.write(values if follows else 0.0, each, chosen)
 
