@@ -140,6 +140,8 @@ def test_a_fifth_domain_runs_resumes_sweeps_and_is_in_a_table(tmp_path):
 
     assert "sweep: 4 of 4 done" in script.run(["-m", "method=none,fire", "seed=1,2", f"run.root={root}"])
     assert len(list((root / "trunks").iterdir())) == 2
+    dials = ["-m", "method=cap,spectral_clip", "method.high=2", f"run.root={tmp_path / 'dials'}"]
+    assert "sweep: 2 of 2 done" in script.run(dials), "the default method has no `high`"
     command = [sys.executable, "-m", "analysis", "tables", "--experiment", "two_phases", "--root", str(root)]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert shown.returncode == 0 and "| FIRE " in shown.stdout and "Training accuracy" in shown.stdout, shown
