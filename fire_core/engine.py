@@ -304,6 +304,7 @@ def matrices_of(group: list[Target], source: Mapping[str, Tensor], like: Tensor)
     """Return the matrices of a group in `source`, (count, out, in), of the type and on the device of `like`."""
     matrices = torch.stack([t.matrix(source) for t in group]).to(like)
     if matrices.shape != like.shape:
-        wrong = f"{group[0].name!r} is {tuple(like.shape[1:])} in the model and {tuple(matrices.shape[1:])}"
-        raise UserError(f"{wrong} in initial: give the starting weights of this model")
+        own, start = tuple(like.shape[1:]), tuple(matrices.shape[1:])
+        wrong = f"{group[0].name!r} is {own} in the model and {start} in initial"
+        raise UserError(f"{wrong}: give the starting weights of this model")
     return matrices

@@ -89,9 +89,9 @@ def trial(
     result = TrialResult({m: [] for m in chosen}, dict.fromkeys(chosen, 0.0), steps, score is not None)
     options: dict[str, Any] = {"initial": starts, "loss": loss, "optimizer_state": optimizer_state}
     trained = lambda p: (p._version, id(p.grad), getattr(p.grad, "_version", 0))  # noqa: E731
-    # gradients are kept, so that no later one can have the id of one of them
     given = weights_of(optimizer.values() if isinstance(optimizer, Mapping) else [optimizer])
     given |= {id(p): p for net in nets.values() for p in net.parameters()}
+    # gradients are kept, so that no later one can have the id of one of them
     own = {p: (trained(p), p.grad) for p in given.values() if not p.is_inference()}
 
     def branch(method: Method) -> list[float]:  # its copies are gone when it returns

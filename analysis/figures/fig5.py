@@ -5,14 +5,15 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis import estimates, names, paper, plot
+from analysis.measures import CURVATURE, OLD_CURVATURE
 from analysis.plot import Axes, Figure, plt
 from analysis.runs import Results
 
 INSTEAD = {"fig2a_cifar10_resnet18": "ablation_iterations"}  # where the panel's own experiments have no scan
 ITERATIONS = 10  # of `fire` without overrides in the vision experiments
 BARS = {
-    "after_curvature": "Hessian eigenvalue, data to come",
-    "after_hessian_norm": "Hessian eigenvalue, images seen before",
+    CURVATURE.metric: "Hessian eigenvalue, data to come",
+    OLD_CURVATURE.metric: "Hessian eigenvalue, images seen before",
     "common_dfi_after": "DfI of the stored weights",
     "common_sfe_share": "SFE / SFE of a full reset",
 }
@@ -61,7 +62,7 @@ def bars(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
 
 def hessians(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the largest Hessian eigenvalue right after the reset, one row per setting and measure, of FIRE and S&P."""
-    rows = frame[frame["metric"].str.match("after_(curvature|hessian)") & frame["figure"].eq("fig2a")]
+    rows = frame[frame["metric"].isin([CURVATURE.metric, OLD_CURVATURE.metric]) & frame["figure"].eq("fig2a")]
     rows = estimates.means(rows[rows["label"].isin(["fire", "shrink_perturb"])])
     setting = ["experiment", "size", "metric"]
     wide = rows.pivot(index=setting, columns="label", values="mean")

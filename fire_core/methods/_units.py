@@ -164,8 +164,9 @@ class UnitMethod(LayerMethod):
                     scored.append((name, layer, chosen))
         self.unseen = 0 if scored else self.unseen + 1
         if self.unseen >= MOST_UNSEEN:
-            wrong = f"method {self.name!r} saw no activations in {MOST_UNSEEN} steps: it records forward"
-            raise UserError(f"{wrong} passes in training mode, with gradients and outside of torch.compile")
+            wrong = f"method {self.name!r} saw no activations in {MOST_UNSEEN} steps"
+            why = "it records forward passes in training mode, with gradients and outside of torch.compile"
+            raise UserError(f"{wrong}: {why}")
         for (name, layer, _), chosen in zip(scored, self.indices([chosen for *_, chosen in scored])):
             if len(chosen):
                 self.recycle(state, name, layer, chosen)

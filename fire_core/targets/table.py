@@ -203,8 +203,8 @@ def select(table: TargetTable, rule: object, *, matrices_only: bool = True) -> l
         items = [item.name for item in items if item.included] or [item.name for item in items]
     items = [item.strip() if isinstance(item, str) else "" for item in items]
     if not items or "" in items:
-        wrong = f"targets={rule!r} is not a rule: give a preset ({', '.join(PRESETS)})"
-        raise UserError(f"{wrong}, a pattern, a list of them, or a callable")
+        remedy = f"give a preset ({', '.join(PRESETS)}), a pattern, a list of them, or a callable"
+        raise UserError(f"targets={rule!r} is not a rule: {remedy}")
     if len(items) > 1:  # "no_head" beside other entries takes away, as "-head" does
         negated = {f"no_{name}": f"-{name}" for name in PRESETS}
         items = [negated.get(item, item) for item in items]
@@ -218,8 +218,10 @@ def _hits(table: TargetTable, item: str, matrices_only: bool) -> list[Target]:
     """Return the targets of one preset or pattern."""
     if preset := PRESETS.get(item.removeprefix("no_")):
         if preset is PRESETS["head"] and not table.head_known:
-            wrong = f"targets: {item!r} needs the output layers, and which they are is not known: set"
-            raise UserError(f"{wrong} is_head = True on each, give find_targets an example, or name them")
+            wrong = f"targets: {item!r} needs the output layers, and which they are is not known"
+            raise UserError(
+                f"{wrong}: set is_head = True on each, give find_targets an example, or name them"
+            )
         return [target for target in table.included if preset(target) == (item in PRESETS)]
     hits = [target for target in table if _matches(target, item)]
     if not hits:
@@ -228,8 +230,8 @@ def _hits(table: TargetTable, item: str, matrices_only: bool) -> list[Target]:
         known = [*PRESETS, *map("no_{}".format, PRESETS), *modules, *existing]
         near = difflib.get_close_matches(item, dict.fromkeys(known), n=4, cutoff=0.6)
         nearest = f"nearest: {', '.join(near)}; " if near else ""
-        wrong = f"targets: {item!r} matches nothing; {nearest}names"
-        raise UserError(f"{wrong}: {shorten(existing)}; presets: {', '.join(PRESETS)}")
+        wrong = f"targets: {item!r} matches nothing; {nearest}names: {shorten(existing)}"
+        raise UserError(f"{wrong}; presets: {', '.join(PRESETS)}")
     if matrices_only and not any(target.included for target in hits):
         raise UserError(f"targets: {item!r} matches only {hits[0].name}, which is out: {hits[0].reason}")
     return [target for target in hits if target.included or not matrices_only]

@@ -39,6 +39,8 @@ def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_b
     cfg = compose_config("vision", ["model=vgg16", "model.depth=11", "data=cifar10"])
     assert (cfg.model.name, cfg.model.width, cfg.model.depth) == ("vgg16", None, 11)
     assert (cfg.data.name, cfg.data.image_size, cfg.data.train_per_class) == ("cifar10", 14, 500)
+    for domain, name in {"language": "model.width", "dqn": "network.hidden", "sac": "actor.width"}.items():
+        assert OmegaConf.select(compose_config(domain, ["size=paper", f"{name}=32"]), name) == 32
 
 
 MISTAKES = [

@@ -242,9 +242,9 @@ def test_what_would_be_treated_twice_or_begin_to_train_is_refused():
         ("batches yields a Tensor: let it yield pairs", lambda: bare.boundary(1)),
         (r"adam_betas=0\.9 must be two numbers", lambda: create("muon", adam_betas=0.9)),
         ("lacks the weights of net 'net'", lambda: attach("none", net, initial={"model": net.state_dict()})),
-        ("holds the weights of .* themselves", lambda: attach("none", net, initial=net.state_dict())),
+        ("holds the weights of the model themselves", lambda: attach("none", net, initial=net.state_dict())),
         ("list is no optimizer", lambda: attach("none", net, optimizers=[])),
-        ("has other keys than its source", lambda: attach("none", net, followers=[(net, net[0])])),
+        ("follower Sequential has other keys", lambda: attach("none", net, followers=[(net, net[0])])),
         ("initial is a Linear: give", lambda: attach("none", net, initial=net[0])),
     ):
         with pytest.raises(UserError, match=said):
