@@ -42,8 +42,7 @@ def share_out(
     with any exception, all ranks raise an error and nothing is written.
 
     Args:
-        group: by default the ranks of the DTensor mesh, or all if there is none.
-        dry_run: write nothing.
+        group: by default the ranks of the DTensor mesh, or all if there is none. dry_run: write nothing.
         options: as for `treat_tensors`.
     Raises: UserError for invalid targets, and for replicas that differ between ranks.
     """

@@ -126,8 +126,9 @@ def treat_tensors(
             figures.append((group, _figures(group, old, stored.to(old.dtype), treated, initial)))
             results += zip(group, stored, strict=True)
         rows = rows_of(table, skipped, figures, action)
-        if bad := [row.name for row in rows if row.action == action and row.norm_after in (None, math.inf)]:
-            raise UserError(f"NaN, infinite or overflowing values for {shorten(bad)}: nothing was written")
+        bad = [row.name for row in rows if row.action == action and row.norm_after in (None, 0.0, math.inf)]
+        if bad:
+            raise UserError(f"NaN, overflowing or vanishing values for {shorten(bad)}: nothing was written")
         for target, matrix in results if not dry_run else ():
             target.write(parameters, matrix)
         torch.clear_autocast_cache()  # of the old weights

@@ -168,7 +168,8 @@ def _memory(kind: Any) -> _Memory:
     for base in reversed(kind.__mro__):
         if base in (Optimizer, object) or base.__module__ in ("typing", "abc"):
             continue
-        functions = [inspect.unwrap(each) for each in vars(base).values() if inspect.isfunction(each)]
+        found = [getattr(each, "__func__", each) for each in vars(base).values()]  # static ones too
+        functions = [inspect.unwrap(each) for each in found if inspect.isfunction(each)]
         try:
             trees = [ast.parse(textwrap.dedent(inspect.getsource(each))).body[0] for each in functions]
         except (OSError, SyntaxError):
@@ -183,8 +184,10 @@ def _memory(kind: Any) -> _Memory:
         memory.filled.update(re.findall(r"self\.(\w+)\.fill_\(", training))
         memory.counters.update(re.findall(r"self\.(\w+)\.(?!fill_\()\w+_\(", training))
         for name, method in methods.items():
+            text = ast.unparse(method)
+            if name in starts and re.search(r"\.state\[\w+\](\.update\(| = )", text):
+                memory.kept["state"] = UNKNOWN  # whole entries
             if name not in excluded:
-                text = ast.unparse(method)
                 memory.needed.update(re.findall(r"\['(\w+)'\](?! = )", text))
                 asked.update(re.findall(r"'(\w+)' (?:not )?in |\.(?:get|setdefault)\('(\w+)'", text))
             for owner, key, value in _writes(method):
@@ -236,7 +239,7 @@ def _is_copy(value: ast.expr, method: ast.FunctionDef) -> bool:
     text = ast.unparse(value)
     weights = "|".join({"p", "param", "parameter", *re.findall(LOOPS, ast.unparse(method))})
     copies = re.search(r"\b(clone|copy_|deepcopy|float|double)\(|\.to\(torch\.float", text)
-    other = re.search(r"grad|zeros|ones|full_like|empty|[<>=] [^()]*\)\.", text)  # the last one: a mask
+    other = re.search(r"grad|zero|fill_|ones|full_like|empty|[<>=] [^()]*\)\.", text)  # the last one: a mask
     return bool(copies and re.search(rf"\b({weights})\b", text)) and not other
 
 

@@ -51,8 +51,7 @@ class Report:
             DistributedDataParallel around the model.
         parameters: those parameters themselves, for `reset_optimizer_state(optimizer, "clear_changed", report)`. They are
             the model's own objects, whatever wraps or shards it.
-        seconds: time of the treatment.
-        method: name of the method.
+        seconds: time of the treatment. method: name of the method.
         dry_run: whether the report is that of a dry run, which writes nothing.
         total: number of entries of all parameters of the model, for `share`.
     """

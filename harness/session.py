@@ -184,8 +184,8 @@ class Session:
     def say(self, line: str) -> None:
         """Print a line above the progress bar."""
         if self.world.is_leader:
-            tqdm.write(line)
-            sys.stdout.flush()
+            with tqdm.external_write_mode():
+                stop.say(line)
 
     def save(self, name: str | None = None) -> None:
         """Write a checkpoint, in time that `timing` does not count. One without a name ends the process if a signal asks."""
@@ -222,12 +222,15 @@ class Session:
                 states = {name: part.state_dict() for name, part in parts.items()}
                 self.run.save(self.at["step"], states, name="final")
                 self.run.finish({"steps": self.at["step"] * self.repeat, **results})
-                self.say(f"{self.method.name}: {brief}\nin {self.run.folder}")
+                idle = self.method.name != "none" and self.treatment.state.phase < self.method.first_phase
+                self.say(
+                    f"{self.method.name}: {brief}{'; it never acted' if idle else ''}\nin {self.run.folder}"
+                )
 
 
 def summary(report: Report) -> str:
     """Return how many matrices were treated, in what time, and their mean deviation from isometry before and after."""
     if not (count := (found := report.summary())["targets"]):
-        return "no matrix treated"
+        return f"{len(report.changed)} parameters changed" if report.changed else "no matrix treated"
     before, after = (found.get(f"dfi_{when}_mean", math.nan) for when in ("before", "after"))
     return f"{count} matrices in {report.seconds:.3f} s; mean DfI {before:.1f} -> {after:.1f}"

@@ -63,7 +63,8 @@ class RunTrigger:
 
 def make(settings: Mapping[str, Any]) -> Trigger | None:
     """Return the trigger of these settings; None if the method acts at boundaries."""
-    given = {key: value for key, value in settings.items() if key not in ("name", "cooldown")}
+    apart = ("name", "cooldown" if settings["name"] != "boundary" else "")
+    given = {key: value for key, value in settings.items() if key not in apart}
     if trigger := KINDS[settings["name"]](**given):
         trigger.missed = -1  # the script records the metric, if rarely
     return Cooldown(trigger, settings["cooldown"]) if trigger and settings.get("cooldown") else trigger

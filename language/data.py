@@ -49,7 +49,9 @@ def open_corpus(folder: Path, *, block: int, vocabulary: int, train_tokens: int 
         raise UserError(f"{wrong}: raise model.vocabulary, or prepare the corpus with another --tokenizer")
     parts = {}
     for part in PARTS:
-        tokens = np.memmap(folder / f"{part}.bin", manifest["dtype"], mode="r")
+        file, kind = folder / f"{part}.bin", np.dtype(manifest["dtype"])
+        size = file.stat().st_size if file.is_file() else 0
+        tokens = np.zeros(0, kind) if not size or size % kind.itemsize else np.memmap(file, kind, mode="r")
         if len(tokens) != (wanted := manifest["parts"][part]["tokens"]):
             wrong = f"{folder}/{part}.bin has {len(tokens)} tokens, its manifest says {wanted}"
             raise UserError(f"{wrong}: delete {folder} and prepare the corpus again")

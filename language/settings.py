@@ -22,7 +22,7 @@ class Text:
 @dataclass
 class Corpus:
     name: str = key("name of the pair of corpora, for tables")
-    tokenizer: str = key("tokenizer: small or gpt2")
+    tokenizer: str = key("tokenizer of text without a folder: small or gpt2")
     documents: int | None = key("documents from each part of the shipped text; null: all", least=1)
     a: Text = group(Text)
     b: Text = group(Text)

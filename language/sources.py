@@ -116,9 +116,8 @@ def _jsonl(path: Path, field: str, split: str | None) -> Iterator[tuple[str, str
             try:
                 row = json.loads(line)
                 text, own = row[field], row[split] if split else None
-                if not isinstance(text, str):
-                    raise TypeError(f"{field} is {text!r:.40}, not text")
-            except (ValueError, KeyError, TypeError) as error:
+                text.encode()  # raises if it is not text, or a part of a character
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 names = " and ".join(repr(name) for name in (field, split) if name)
                 wrong = f"{shown(path)}, line {number}: no JSON object with the text {names}"
                 raise UserError(f"{wrong} ({error})") from error

@@ -23,8 +23,7 @@ class TriggeredFire:
 
     Args:
         optimizer_state: "clear_changed", "clear" or "keep", as in `reset_optimizer_state`.
-        keep_copies: leave other copies of the weights in other callbacks as they are.
-        name: tells several of these callbacks in one trainer apart.
+        keep_copies: leave copies of the weights in other callbacks as they are. name: tells several callbacks apart.
         settings: `targets` and the settings of `FireSettings`, by name; scale="initial" is not possible.
     """
 

@@ -56,8 +56,7 @@ def feature_rank(features: Tensor, delta: float = 0.01) -> Tensor:
     Source: Kumar et al. 2021; FIRE, Theorem 3.
 
     Args:
-        features: H (samples, units).
-        delta: share of the spectrum left out, in (0, 1).
+        features: H (samples, units). delta: share of the spectrum left out, in (0, 1).
     Returns: integer scalar, between 1 and min(samples, units); 0 for all-zero features.
     Raises: UserError if delta is outside (0, 1), and for features that are empty or not finite.
     """

@@ -43,8 +43,7 @@ class L2ER(LayerMethod):
     over the data; the inputs of these steps are kept.
 
     Args:
-        rate: of that step.
-        decay: of all parameters. It is added before gradients are clipped.
+        rate: of that step. decay: of all parameters. It is added before gradients are clipped.
         last_layers: how many hidden layers count, from the end; 0 is all of them, the authors' choice for MNIST.
 
     The authors take this order for Permuted MNIST, with (rate, decay, every_steps) = (1e-2, 1e-3, 100). Elsewhere their rank

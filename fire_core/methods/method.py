@@ -235,6 +235,8 @@ def find_weights(net: nn.Module, targets: str | list[str]) -> Views:
         if target.parameter in views and not target.included:
             wrong = f"targets={targets!r} leaves out {target.name} but not all of that weight"
             raise UserError(f"{wrong}, and this method takes weights whole: choose other targets")
+        if target.transposed and "[group" in target.name:
+            raise UserError(f"{target.name}: this method cannot read transposed convolutions with groups")
     return views
 
 

@@ -39,8 +39,7 @@ def inject(model: nn.Module, initial: Mapping[str, Tensor], head: str = "head") 
     The model gains two more copies of the head, one of which is the only trained part of it: build a new optimizer.
 
     Args:
-        initial: state dict of the whole model, from which the new part starts.
-        head: path of the module, dots allowed.
+        initial: state dict of the whole model, from which the new part starts. head: path of the module, dots allowed.
     Raises: UserError if the model has no module `head` or is in DistributedDataParallel.
     """
     new = deepcopy(_trainable_part(_head(model, head)))

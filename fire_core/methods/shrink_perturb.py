@@ -30,8 +30,7 @@ def shrink_perturb(
     Args:
         initial: weights by parameter name: a copy of the state dict before training, or newly drawn ones.
         shrink: between 0, which keeps the weights, and 1, which resets them. Buffers are kept.
-        parameters: rule for the layers to treat, as in `match_parameters`.
-        reset: rule for layers that are set to `initial` instead.
+        parameters: rule for the layers to treat, as in `match_parameters`. reset: that for layers set to `initial`.
     Raises: UserError for `shrink` outside [0, 1], for rules that name nothing, and for values missing in `initial`.
     """
     ShrinkPerturb(shrink=shrink)  # checks it

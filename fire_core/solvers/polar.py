@@ -70,8 +70,7 @@ def polar(
     Memory beside the result: about 4 times the larger of STACK_BYTES and the largest matrix; for a float64 SVD, up to 20.
 
     Args:
-        matrices: (..., m, n).
-        solver: "newton_schulz", "quintic" or "exact".
+        matrices: (..., m, n). solver: "newton_schulz", "quintic" or "exact".
         iterations: number of steps of newton_schulz and quintic.
         normalize: the norm by which newton_schulz and quintic divide at the start. "frobenius" is published;
             "spectral", the largest singular value, saves 5 or 6 steps at 512 columns.

@@ -82,6 +82,10 @@ def layout_of(place: Place, traced: Traced | None) -> Layout:
     if not layout.included:
         return layout
     if dim == 3 and getattr(module, "stacked_matrices", False):
+        outputs, shape = 2 if module.stacked_matrices == "in_out" else 1, place.parameter.shape
+        others = [p for p in module.parameters(recurse=False) if p.dim() == 3 and p is not place.parameter]
+        if shape[1] == 1 and any(p.shape[outputs] == shape[2] for p in others):
+            return left_out("bias", "a bias for each member")
         return Layout("ensemble", f"one member of {name}", transposed=module.stacked_matrices == "in_out")
     if is_convolution and is_weight:
         groups: Any = module.groups

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fire_core.errors import UserError, first_line
 from fire_core.passes import undisturbed
 from fire_core.targets.labels import constant, core, numbered
 from fire_core.targets.trace import Known, Operation, Product, Source, Trace, combined
 
-FACTORS = {"mul", "div", "addcmul", "addcdiv", "lerp", "where"}
+FACTORS = {"mul", "div", "addcmul", "addcdiv", "lerp", "where", "masked_fill", "pow", "xlogy", "ldexp"}
 Parts = tuple[tuple[str, range | tuple[int, ...]], ...]
 Use = tuple[str, int, int]
 
@@ -54,13 +55,20 @@ def trace_rows(model: nn.Module, example: Any) -> Traced:
             ) from error
     parts = trace.parts()
     unclear = {id(weights[number]): why for number, why in trace.unclear.items()}
-    reached = [source.weights for _, source in trace.sources(output) if not source.weights & trace.heard]
+    reached = [s.weights for _, s in trace.sources(opened(output)) if not s.weights & trace.heard]
     return Traced(
         parts={key: cut for key, cut in parts.items() if key not in unclear},
         whole=frozenset(id(weights[number]) for number in trace.followed) - unclear.keys() - parts.keys(),
         unclear=unclear,
         heads=frozenset(id(weights[number]) for number in frozenset().union(*reached)),
     )
+
+
+def opened(tree: Any, depth: int = 4) -> list[Any]:
+    """Return the leaves of a tree, and those of the attributes of objects in it, such as distributions."""
+    leaves = tree_leaves(tree)
+    others = [leaf for leaf in leaves if not isinstance(leaf, Tensor | nn.Module | type)] if depth else []
+    return leaves + [leaf for each in others for leaf in opened(getattr(each, "__dict__", {}), depth - 1)]
 
 
 class RowTrace(Trace):
@@ -147,8 +155,9 @@ class RowTrace(Trace):
             whole = next(source.labels for _, source in known if source.labels is not None)
             for factor, half in enumerate(whole.chunk(2, (*operation.args, -1)[1])):
                 self._use("gate", factor, half)
-        smaller = output.numel() < max(x.numel() for x, _ in known)
-        statistic = smaller and "pool" not in name and not operation.function._schema.is_mutable
+        smaller = not output.is_complex() and output.numel() < max(x.numel() for x, _ in known)
+        alone = sum(not s.discrete for _, s in known) < 2 and name != "prod" and "pool" not in name
+        statistic = smaller and alone and not operation.function._schema.is_mutable
         decision = not (output.is_floating_point() or output.is_complex())
         if mixes and not (statistic or decision or joined.is_weight):
             self.lose(name, known)

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from fire_core.errors import UserError
 from fire_core.units.graph import Entries, UnitLayer, incoming, outgoing
+from fire_core.units.trace import is_stack
 from fire_core.wrapped_models import inside, unwrap_with
 
 # half widths of uniform laws, times the root of fan_in; the default is PyTorch's own, for Linear and convolutions
@@ -39,8 +40,10 @@ def why_not(net: nn.Module, layer: UnitLayer) -> str:
     if not all(p.requires_grad for p in parameters):
         return "is frozen, or has a frozen layer behind it"
     holders = Counter(id(p) for module in net.modules() for p in module._parameters.values())
-    tied = any(holders[id(p)] > 1 for p in parameters)
-    return "shares a parameter with another module, or a layer behind it does" if tied else ""
+    if any(holders[id(p)] > 1 for p in parameters):
+        return "shares a parameter with another module, or a layer behind it does"
+    odd = any(is_stack(m) and m.bias is not None and m.bias.ndim != 2 for m in modules)
+    return "has a bias that is not (members, outputs), or a layer behind it has" if odd else ""
 
 
 @torch.no_grad()
@@ -61,8 +64,7 @@ def recycle(
 
     Args:
         chosen: bool (units,) or int64 indices of units.
-        generator: CPU generator of the new weights.
-        law: one of `LAWS`.
+        generator: CPU generator of the new weights. law: one of `LAWS`.
         initial: state dict of the start; each unit then gets its own first weights and bias back instead.
         optimizers: their moments of the entries become 0, and copies of another type the new values. Step counts stay.
     Raises: UserError if a layer or its reader has a reparametrised, shared or frozen weight, or more than weight and bias.

@@ -175,7 +175,7 @@ class Own(nn.Module):
     def __init__(self, **declared: object) -> None:
         super().__init__()
         self.weight, self.table = (nn.Parameter(torch.randn(4, 3)) for _ in range(2))
-        self.stack = nn.Parameter(torch.randn(2, 4, 3))
+        self.stack, self.shift = (nn.Parameter(torch.randn(2, *sides)) for sides in ((4, 3), (1, 4)))
         self.__dict__.update(declared)
 
 

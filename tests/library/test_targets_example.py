@@ -203,14 +203,18 @@ def test_both_terms_of_a_sum_are_cut_as_the_sum_is() -> None:
     assert [t.shape for t in table.included] == [(48, 32)] * 4 + [(32, 48)]
 
 
+LOST = {"cumsum": lambda z: z.cumsum(-1)[:, :8], "prod": lambda z: z.view(-1, 4, 8).prod(1)}
+
+
 def test_a_weight_stays_out_that_the_example_does_not_reach_or_follow() -> None:
     net = Net(lambda net, x: net.out(x), qkv=nn.Linear(8, 24), out=nn.Linear(8, 8))
     table = find_targets(net, example=torch.randn(2, 8))
     assert [t.module for t in table.included] == ["out"]
     assert table.unclear[0].reason.endswith("the example does not show how its rows are used")
-    cell = Net(lambda net, x: net.out(net.fc(x).cumsum(-1)[:, :8]), fc=nn.Linear(8, 32), out=nn.Linear(8, 8))
-    (out,) = find_targets(cell, example=torch.randn(2, 8)).unclear
-    assert "32 outputs are 4 times" in out.reason and out.reason.endswith("cannot be followed through cumsum")
+    for name, change in LOST.items():
+        cell = Net(lambda net, x, f=change: net.out(f(net.fc(x))), fc=nn.Linear(8, 32), out=nn.Linear(8, 8))
+        (out,) = find_targets(cell, example=torch.randn(2, 8)).unclear
+        assert "32 outputs are 4 times" in out.reason and out.reason.endswith(f"be followed through {name}")
     gru = Net(None, gru_linear=nn.Linear(20, 24), norm=nn.LayerNorm(24), out=nn.Linear(8, 2))
     assert [t.module for t in find_targets(gru).included] == ["out"]
     gru.ready = nn.GRU(24, 8)  # reads what the layer and its norm make
@@ -238,13 +242,11 @@ def test_plain_layers_stay_one_matrix() -> None:
 
 
 HEADS = {  # what runs, the layers in the order of their declaration, and the heads
-    # Stable-Baselines and many PPO nets: the head is declared before the features
-    "declared first": (lambda net, x: net.out(torch.relu(net.b(torch.relu(net.a(x))))), "out a b", "out"),
-    # cleanrl's actor of SAC
+    "declared first": (lambda net, x: net.out(torch.relu(net.b(torch.relu(net.a(x))))), "out a b", "out"),  # SB3
+    "policy": (lambda net, x: (torch.distributions.Bernoulli(None, net.b(net.a(x))), net.c(x)), "a b c", "b c"),
     "two": (lambda net, x: (net.mean(x := net.a(x).relu()), net.std(x).tanh()), "a mean std", "mean std"),
-    # a residual trunk: what it returns is read by layers of its own
-    "none": (lambda net, x: (x := net.a(x)) + net.b(torch.relu(x)), "a b", ""),
-}
+    "residual": (lambda net, x: (x := net.a(x)) + net.b(torch.relu(x)), "a b", ""),  # read by layers of its own
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", HEADS)

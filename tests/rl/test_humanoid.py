@@ -65,8 +65,7 @@ def test_the_mesh_variant_has_the_geoms_of_the_benchmark():
         np.testing.assert_allclose(model.geom_pos[first], centre, atol=1e-6)
 
 
-# Lengths and returns of an episode that holds the start pose, seeds 0 to 5, as measured on the benchmark's own model
-# (mesh) and on that model with fitted capsules.
+# Lengths and returns of an episode in the start pose, seeds 0 to 5, on the benchmark's model, and with fitted capsules
 HOLD = {"mesh": [95, 76, 85, 77, 79, 81], "primitive": [80, 73, 86, 80, 79, 82]}
 HOLD_RETURNS = [11.83, 8.69, 10.22, 8.93, 9.18, 9.48]
 
