@@ -121,7 +121,7 @@ def train(cfg: DictConfig) -> None:
                     target.load_state_dict(net.state_dict())
 
             # ---------------------------------------------------------------------------------- record
-            if at["step"] % cfg.log_every == 0 or at["step"] in (cfg.midpoint, cfg.total_steps):
+            if at["step"] % cfg.log_every == 0:
                 line = window.close(at["step"], net, cfg)
                 if session.trigger.measures and at["probe"] is not None:
                     line |= measure()
