@@ -223,7 +223,7 @@ class Session:
                 self.run.save(self.at["step"], states, name="final")
                 self.run.finish({"steps": self.at["step"] * self.repeat, **results})
                 idle = self.method.name != "none" and self.treatment.state.phase < self.method.first_phase
-                self.say(f"{self.method.name}: {brief}{'; never acted' if idle else ''}\nin {self.run.folder}")
+                self.say(f"{self.method.name}: {brief}{'; never acted' * idle}\nin {self.run.folder}")
 
 
 def summary(report: Report) -> str:
