@@ -185,7 +185,7 @@ def _memory(kind: Any) -> _Memory:
         memory.counters.update(re.findall(r"self\.(\w+)\.(?!fill_\()\w+_\(", training))
         for name, method in methods.items():
             text = ast.unparse(method)
-            if name in starts and re.search(r"\.state\[\w+\](\.update\(| = )", text):
+            if name in starts and re.search(r"\.state\[\w+\](\.update\(| = (?!\{\}))", text):
                 memory.kept["state"] = UNKNOWN  # whole entries
             if name not in excluded:
                 memory.needed.update(re.findall(r"\['(\w+)'\](?! = )", text))

@@ -63,7 +63,7 @@ class RunTrigger:
 
 def make(settings: Mapping[str, Any]) -> Trigger | None:
     """Return the trigger of these settings; None if the method acts at boundaries."""
-    apart = ("name", "cooldown" if settings["name"] != "boundary" else "")
+    apart = {"name"} if settings["name"] == "boundary" else {"name", "cooldown"}
     given = {key: value for key, value in settings.items() if key not in apart}
     if trigger := KINDS[settings["name"]](**given):
         trigger.missed = -1  # the script records the metric, if rarely

@@ -148,7 +148,7 @@ def test_the_counts_of_the_readme(material):
     assert f"{two} say that a full reset beats FIRE; here FIRE wins. In the others, FIRE loses to" in text
     assert len(against) == resets + losses == 2 + 2
     said = f"{waiting} are open, because not all of their seeds have run, and {unplanned} has none planned"
-    assert said in text and f"{out} do not count" in text
+    assert said in text and f"{out} do not count" in text and "DASH, and to `none` (BeamRider)" in text
     assert f"{found['all'] + out} of the paper's comparisons were run" in text
 
 
